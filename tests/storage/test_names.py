@@ -22,7 +22,8 @@ from penstock.sources.arrays import ArrayFiles
 from penstock.sources.documents import DocumentFiles
 from penstock.storage import Storage, open_source
 from penstock.storage.backend import Stat
-from penstock.storage.names import braces, expand, expand_versions, path_of
+from penstock.storage.names import braces, expand, expand_versions
+from penstock.storage.urls import path_of
 
 
 @pytest.mark.parametrize(

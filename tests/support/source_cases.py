@@ -191,7 +191,7 @@ class UsersRows:
 
 SOURCES: dict[str, Callable[[Path, Numbers], Source]] = {
     "text": one_file("rows.txt", write_text),
-    "csv": one_file("rows.csv", write_csv),
+    "csv": several_files("rows-{:03d}.csv", write_csv),
     "jsonl": one_file("rows.jsonl", write_jsonl),
     "parquet": several_files("rows-{:03d}.parquet", write_parquet),
     "arrow": several_files("rows-{:03d}.arrow", write_arrow),

@@ -38,9 +38,8 @@ from penstock.storage import Storage
 from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.derived import kept_path, load_or_write, write_kept
 from penstock.storage.files import io_error
-from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import in_threads
-from penstock.storage.urls import is_remote, shown, unsigned
+from penstock.storage.urls import is_remote, path_of, shown, unsigned
 
 __all__ = ["open_index"]
 

@@ -30,8 +30,8 @@ from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Format, Header, make_options
 from penstock.manifest.record import Record, make_record
 from penstock.storage import is_remote, local_path
-from penstock.storage.names import Name, Urls, expand, path_of
-from penstock.storage.urls import listed
+from penstock.storage.names import Urls, expand
+from penstock.storage.urls import Name, listed, path_of
 from penstock.wording import counted
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from penstock.shards.grouping import Sample
 from penstock.shards.stream import StreamShards
 from penstock.storage import Cache
 from penstock.storage import Storage
-from penstock.storage.names import Name
+from penstock.storage.urls import Name
 from penstock.storage.names import Urls
 from typing import Any
 from typing import Literal

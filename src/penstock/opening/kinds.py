@@ -16,8 +16,8 @@ from penstock.opening.constructors import check_option, image_options, parameter
 from penstock.opening.contents import count_images, describe_folder
 from penstock.sources.file_list import list_arrays, list_images
 from penstock.storage import File, Storage, local_path
-from penstock.storage.names import expand, path_of
-from penstock.storage.urls import scheme, shown
+from penstock.storage.names import expand
+from penstock.storage.urls import path_of, scheme, shown
 from penstock.tables.files import JSON_ENDINGS, delimiter_of, is_table_folder
 from penstock.tokens.folder import NAME, TokenFolder, check_listed
 from penstock.tokens.megatron import is_index

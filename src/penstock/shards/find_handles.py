@@ -17,8 +17,8 @@ from penstock.shards.handles import Handle, LocalShard, StoreShard, index_url
 from penstock.shards.index import SUFFIX
 from penstock.storage import RemoteSource, Storage, io_error, is_remote, write_atomically
 from penstock.storage.backend import Cancel, Stat
-from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import in_threads
+from penstock.storage.urls import path_of
 
 __all__ = ["build", "find_handles", "has_index", "open_handles", "write_beside", "write_indexes"]
 

@@ -28,8 +28,7 @@ from penstock.storage import Cache, File, RemoteSource, Storage, cache_root, is_
 from penstock.storage import local_path as copy_of
 from penstock.storage.backend import Cancel, Stat
 from penstock.storage.files import SHARD
-from penstock.storage.names import path_of
-from penstock.storage.urls import shown
+from penstock.storage.urls import path_of, shown
 
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries

@@ -21,25 +21,21 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from penstock.errors import ConfigError, PenstockError, ShardIOError, StorageError, StorageUnavailableError
-from penstock.storage.urls import WEB, is_remote, scheme
+from penstock.storage.urls import WEB, Name, is_remote, not_a_name, path_of, scheme, text_of
 
 if TYPE_CHECKING:
     from penstock.storage.backend import Stat
     from penstock.storage.remote import Storage
 
-__all__ = ["Name", "Urls", "braces", "expand", "expand_versions", "path_of", "with_versions"]
+__all__ = ["Urls", "braces", "expand", "expand_versions", "with_versions"]
 
-Name = str | os.PathLike[str]
 Urls = Name | Iterable[Name]
 
 _LARGEST = 1_000_000
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 _SIGNS = re.compile(r"[*?\[{}]|::")
-_OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-_NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # a URL that went through Path
 _INDEXES = (".pstk", ".pidx", ".entries", ".sizes.arrow")  # files that Penstock writes beside sources
 
 
@@ -68,10 +64,10 @@ def expand_versions(
         parts = [names] if _exists(names) else [text for part in names.split("::") for text in braces(part)]
         return [found for part in parts for found in _matches(part, storage, error)]
     if isinstance(names, os.PathLike):
-        return _matches(_text(names), storage, error)
+        return _matches(text_of(names), storage, error)
     given: Any = names
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise _not_a_name(names)
+        raise not_a_name(names)
     result: list[tuple[str, Stat | None]] = []
     for part in names:
         is_command = isinstance(part, str) and part.startswith("pipe:")
@@ -135,41 +131,6 @@ def braces(text: str) -> list[str]:
     if len(found) > _LARGEST:
         raise ConfigError(f"{text!r} expands to more than {_LARGEST:,} names")
     return found
-
-
-def path_of(name: Name) -> str | None:
-    """Return the path of a local file; None for objects in stores, and for commands (``pipe:``).
-
-    ``file:`` is removed, and its percent signs are decoded; ``~`` is not expanded.
-
-    Raises:
-        ConfigError: a remote URL that went through `Path`, which turns two slashes into one; ``file://`` and a host.
-    """
-    text = _text(name)
-    if text[:8].lower().startswith(("file:", "local://")):
-        path = text.partition(":")[2]
-        if path.startswith("//"):
-            host, slash, path = path[2:].partition("/")
-            if host not in ("", "localhost"):
-                raise ConfigError(f"{text!r} names the host {host!r}: file:// URLs have three slashes")
-            path = slash + path
-        return unquote(path)
-    if _OTHER_SCHEME.match(text) is None or (not is_remote(text) and os.path.lexists(text)):
-        return text
-    if _NORMALISED.match(text):
-        raise ConfigError(f"{text!r} looks like a URL that lost a slash in pathlib.Path: pass it as a str")
-    return None
-
-
-def _text(name: Name) -> str:
-    text = os.fspath(name)
-    if not isinstance(text, str):
-        raise _not_a_name(name)
-    return text
-
-
-def _not_a_name(given: Any) -> ConfigError:
-    return ConfigError(f"a source must be a path or URL, as str or Path, or a list of these; got {given!r}")
 
 
 def with_versions(

@@ -34,12 +34,11 @@ from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream
 from penstock.storage.cache import put_file
 from penstock.storage.files import STORED, File
 from penstock.storage.futures import object_name
-from penstock.storage.names import path_of
 from penstock.storage.parallel_requests import ObjectsAhead
 from penstock.storage.peer import Peer
 from penstock.storage.store import Cache
 from penstock.storage.transfer import persist, transfer
-from penstock.storage.urls import scheme, shown
+from penstock.storage.urls import path_of, scheme, shown
 
 __all__ = [
     "RemoteSource",

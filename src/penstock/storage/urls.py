@@ -11,20 +11,26 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from penstock.errors import StorageError
+from penstock.errors import ConfigError, StorageError
 
 __all__ = [
     "ABSOLUTE",
     "WEB",
+    "Name",
     "basename",
     "is_inside",
     "is_remote",
     "listed",
+    "not_a_name",
+    "path_of",
     "scheme",
     "shown",
+    "text_of",
     "through_gateway",
     "unsigned",
 ]
+
+Name = str | os.PathLike[str]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 ABSOLUTE = f"^(/|{_SCHEME.pattern})"
@@ -33,6 +39,8 @@ _LOCAL = ("file", "local")
 _OTHER = re.compile(r"[A-Za-z]:|[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a drive, or the scheme of a URL
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]")
 WEB = ("http", "https")
+_OTHER_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_NORMALISED = re.compile(r"(https?|s3a?|gcs|gs|az|abfss?|adl|hf|ais):/[^/]")  # a URL that went through Path
 _SIGNED = re.compile(r"\?[^!]*\b(?:x-amz-signature|x-goog-signature|signature|sig)=[^!]*", re.IGNORECASE)
 
 
@@ -46,6 +54,47 @@ def is_remote(url: str | os.PathLike[str]) -> bool:
     """Return whether this is a remote URL, and not a path or a ``file://`` URL."""
     text = os.fspath(url)
     return "://" in text and scheme(text) not in ("", *_LOCAL)
+
+
+def path_of(name: Name) -> str | None:
+    """Return the path of a local file; None for objects in stores, and for commands (``pipe:``).
+
+    ``file:`` is removed, and its percent signs are decoded; ``~`` is not expanded.
+
+    Raises:
+        ConfigError: a remote URL that went through `Path`, which turns two slashes into one; ``file://`` and a host.
+    """
+    text = text_of(name)
+    if text[:8].lower().startswith(("file:", "local://")):
+        path = text.partition(":")[2]
+        if path.startswith("//"):
+            host, slash, path = path[2:].partition("/")
+            if host not in ("", "localhost"):
+                raise ConfigError(f"{text!r} names the host {host!r}: file:// URLs have three slashes")
+            path = slash + path
+        return unquote(path)
+    if _OTHER_SCHEME.match(text) is None or (not is_remote(text) and os.path.lexists(text)):
+        return text
+    if _NORMALISED.match(text):
+        raise ConfigError(f"{text!r} looks like a URL that lost a slash in pathlib.Path: pass it as a str")
+    return None
+
+
+def text_of(name: Name) -> str:
+    """Return a name as text.
+
+    Raises:
+        ConfigError: it is neither str nor Path.
+    """
+    text = os.fspath(name)
+    if not isinstance(text, str):
+        raise not_a_name(name)
+    return text
+
+
+def not_a_name(given: object) -> ConfigError:
+    """Return the error for what is no name of a source."""
+    return ConfigError(f"a source must be a path or URL, as str or Path, or a list of these; got {given!r}")
 
 
 def is_inside(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from penstock.errors import ConfigError
 from penstock.loader import DataLoader
 from penstock.plan.stream import ResumableDataset, Stream
-from penstock.storage.names import path_of
+from penstock.storage.urls import path_of
 from penstock.wds import filters
 from penstock.wds.handlers import Handler, reraise_exception
 from penstock.wds.pipeline import DataPipeline

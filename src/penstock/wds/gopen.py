@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 from penstock.errors import ConfigError, ShardIOError
 from penstock.storage import is_remote, open_source
 from penstock.storage.files import CheckedFile
-from penstock.storage.names import path_of
+from penstock.storage.urls import path_of
 from penstock.wds.utils import allowed, check_local, refuse
 
 _HARMLESS = (0, 141, -13)  # success, or killed by SIGPIPE because the reader stopped

@@ -27,7 +27,8 @@ from penstock.errors import ConfigError, ShardIOError, StateError
 from penstock.hashing import mix
 from penstock.order import make_order
 from penstock.storage import io_error
-from penstock.storage.names import braces, expand, path_of
+from penstock.storage.names import braces, expand
+from penstock.storage.urls import path_of
 from penstock.wds.iterators import Context, CountedStep, IteratorStep, Source, Stage, Step, default_context, read_count
 
 _MULTI_NODE = "you need to add an explicit nodesplitter to your input pipeline for multi-node training"

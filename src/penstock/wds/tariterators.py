@@ -24,8 +24,7 @@ from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension
 from penstock.shards.stream import named_members, read_shard, read_stream
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
-from penstock.storage.names import path_of
-from penstock.storage.urls import shown
+from penstock.storage.urls import path_of, shown
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
 from penstock.wds.iterators import Context, EndOfStream, FlatMapStep, Stage, Step

@@ -31,8 +31,7 @@ from penstock.storage import Cache, File, Storage, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.file_pool import FilePool
 from penstock.storage.files import SHARD
-from penstock.storage.names import path_of
-from penstock.storage.urls import shown
+from penstock.storage.urls import path_of, shown
 from penstock.wording import counted
 
 __all__ = ["MDSFolder"]

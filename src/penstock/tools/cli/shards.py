@@ -97,8 +97,8 @@ def index(
     from penstock.shards.find_handles import build, write_beside, write_indexes
     from penstock.shards.handles import LocalShard, StoreShard
     from penstock.shards.index import index_path
-    from penstock.storage.names import expand_versions, path_of
-    from penstock.storage.urls import is_remote
+    from penstock.storage.names import expand_versions
+    from penstock.storage.urls import is_remote, path_of
     from penstock.tools.check_shards import count_samples
 
     found = expand_versions(_shards_of(urls))
@@ -152,7 +152,7 @@ def _local(name: str) -> str:
     Raises:
         ConfigError: the shard is in a store.
     """
-    from penstock.storage.names import path_of
+    from penstock.storage.urls import path_of
 
     path = path_of(name)
     if path is None:
