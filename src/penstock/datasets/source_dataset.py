@@ -12,7 +12,7 @@ import abc
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ __all__ = [
     "EpochVaryingDataset",
     "RowCache",
     "SourceDataset",
-    "ViewReader",
     "load_into",
     "opened",
     "with_blocks",
@@ -46,13 +45,6 @@ Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Allocates a tensor of this shape and dtype, in the memory of a batch."""
 
 _BLOCK = 4096  # rows that are computed at once, 32 KiB
-
-
-class ViewReader(Protocol):
-    """A reader that replaces ``source.records`` and reads ahead: pages of a server."""
-
-    def records(self, view: EpochView, local: Indices) -> list[Any]:
-        """Return the records of some samples of a view, in the order of ``local``."""
 
 
 def opened(kind: type[S], source: Any, options: Mapping[str, Any]) -> S:
@@ -147,26 +139,17 @@ class SourceDataset(BatchedDataset):
         source: the stored rows.
         plan: this rank's rows, in order.
         load: ``load(record)`` converts the record to the item; by default the item is the record.
-        reader: reads records in place of the source.
     """
 
     splits_by_rank = True
     fork_safe = True
     """Whether workers may be forked: False if the manifest is on a server."""
 
-    def __init__(
-        self,
-        source: Source,
-        plan: SharePlan,
-        load: Callable[[Any], Any] | None = None,
-        *,
-        reader: ViewReader | None = None,
-    ) -> None:
+    def __init__(self, source: Source, plan: SharePlan, load: Callable[[Any], Any] | None = None) -> None:
         self.source = source
         self.plan = plan
         """The order of this rank's samples; loaders and samplers read it."""
         self.load = load
-        self._reader = reader
         self._row_cache = RowCache()
         self.fork_safe = self.fork_safe and bool(getattr(source, "fork_safe", True))
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
@@ -176,7 +159,7 @@ class SourceDataset(BatchedDataset):
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
         """Return the records of some samples of a view, in the order of ``local``."""
-        return self.source.records(view.rows(local)) if self._reader is None else self._reader.records(view, local)
+        return self.source.records(view.rows(local))
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Any:
         """Return the record of one sample; ``row`` is its row in the source."""
@@ -189,8 +172,7 @@ class SourceDataset(BatchedDataset):
     def __copy__(self) -> Self:
         """Return a dataset over the same source, with the same position; the two then move independently."""
         copies: dict[int, Any] = {id(self.source): self.source}
-        # Copied together, because the plan may refer to the reader, and the reader to the plan.
-        copy.deepcopy((self.plan, self._reader), copies)
+        copy.deepcopy(self.plan, copies)
         made = object.__new__(type(self))
         made.__dict__ = {name: copies.get(id(value), value) for name, value in self.__dict__.items()}
         return made
