@@ -29,9 +29,8 @@ from penstock.manifest.indices import Indices, Rows, as_arrow, in_order, to_rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Format, Header, make_options
 from penstock.manifest.record import Record, make_record
-from penstock.storage import is_remote, local_path
 from penstock.storage.names import Urls, expand
-from penstock.storage.urls import Name, listed, path_of
+from penstock.storage.urls import Name, is_remote, listed, path_of
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -134,6 +133,8 @@ class Manifest:
         parts: list[Part] = []
         for path in paths:
             if is_remote(path):
+                from penstock.storage import local_path  # for URLs only
+
                 path = local_path(path, storage=storage, progress=progress)
             options = make_options(format_of(path, format), columns, label, header, blank, comment)
             parts.append(open_part(path, options, Context(cache, progress)))

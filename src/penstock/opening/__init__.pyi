@@ -28,8 +28,8 @@ from penstock.shards.grouping import Sample
 from penstock.shards.stream import StreamShards
 from penstock.storage import Cache
 from penstock.storage import Storage
-from penstock.storage.urls import Name
 from penstock.storage.names import Urls
+from penstock.storage.urls import Name
 from typing import Any
 from typing import Literal
 from typing import overload

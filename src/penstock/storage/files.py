@@ -139,15 +139,13 @@ class File:
             raise family.failed(f"cannot read {path}: not a regular file (a pipe or a device)")
         self.size, self.mtime_ns, self.inode = status.st_size, status.st_mtime_ns, status.st_ino
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
-        if self._fd >= 0:
-            _close(self._fd)
-
-    def close(self) -> None:
+    def close(self, _close: Callable[[int], None] = os.close) -> None:  # at exit, module globals may be gone
         """Close the file. Idempotent."""
         if self._fd >= 0:
-            os.close(self._fd)
+            _close(self._fd)
             self._fd = -1
+
+    __del__ = close
 
     def of(self, family: Family) -> File:
         """Return this file, which raises the errors of another format from now on."""
