@@ -115,6 +115,10 @@ class TestCopies:
         path = Path(storage.local_path(url))
         path.unlink()
         assert Path(storage.local_path(url)).read_bytes() == SMALL
+        path.unlink()
+        path.mkdir()
+        assert [reason for _, reason in storage.the_cache().verify()[1]] == ["its file is missing"]
+        assert Path(storage.local_path(url)).read_bytes() == SMALL
         shutil.rmtree(storage.the_cache().folder)
         assert Path(storage.local_path(url)).read_bytes() == SMALL
         cache = storage.the_cache()

@@ -46,6 +46,7 @@ from penstock.storage.urls import basename, shown
 __all__ = ["Cache"]
 
 _TRIES = 5
+_NO_FILE = (errno.ENOENT, errno.EISDIR)  # of a copy whose file is gone, or was replaced by a folder
 _EPOCH = 1_000_000_000  # modification times of copies are between 2001 and 2017, unlike any file written now
 
 
@@ -180,7 +181,10 @@ class Cache:
                 return None
             if os.access(folder, os.W_OK):  # a read-only cache cannot be changed
                 self._note_use(folder, keep)
-        except FileNotFoundError:  # it is being removed right now, or only its file was removed
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            # It is being removed right now, or only its file was.
             self._room.discard(folder)
             return None
         return file
@@ -366,7 +370,9 @@ class Cache:
             if file.size != said["size"]:
                 return f"has {file.size:,} bytes instead of {said['size']:,}"
             is_sound = hash_file(file.fileno(), file.size).hexdigest() == said["xxh3"]
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
             return "" if not entry.folder.exists() else "its file is missing"
         return "" if is_sound else "its bytes are not those that were downloaded"
 
