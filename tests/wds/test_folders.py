@@ -35,6 +35,11 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def open_files() -> list[str]:
+    """The paths that this process has open."""
+    return [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+
+
 def taken(source: Any) -> Iterator[str]:
     """The own names of the shards that come."""
     for shard in source:
@@ -61,6 +66,18 @@ def test_what_is_kept_is_marked_and_not_read_again(tmp_path: Path) -> None:
         )
         assert sorted(classes(dataset)) == (list(range(30)) if pattern == "*.tar" else [])
         assert names(tmp_path) == [f"{name}._done_" for name in own]
+
+
+@pytest.mark.parametrize(("mode", "left"), [("resample", "a.tar"), ("keep", "a.tar._done_")])
+def test_a_folder_of_such_a_name_leaves_nothing_open(tmp_path: Path, mode: str, left: str) -> None:
+    (tmp_path / "a.tar").mkdir()
+    source = taken(wds.DirectoryShardList(tmp_path, mode=mode, poll=None))
+    assert next(source) == "a.tar"
+    next(source, None)
+    del source
+    gc.collect()
+    assert names(tmp_path) == [left]
+    assert not any(path.startswith(str(tmp_path)) for path in open_files())
 
 
 def test_resampled_shards_come_again_in_an_order_of_the_seed(tmp_path: Path) -> None:

@@ -280,7 +280,9 @@ class DirectoryShardList(Source):
             yield {"url": taken}
             read = True
         finally:
-            with contextlib.closing(os.fdopen(lock)), contextlib.suppress(FileNotFoundError):
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, lock)
+                stack.enter_context(contextlib.suppress(FileNotFoundError))
                 if read and self.mode == "unlink":
                     os.unlink(taken)
                 else:
