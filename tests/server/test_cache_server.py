@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from penstock.server.protocol import Block, encode_block
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
 from penstock.storage.backend import Cancel
-from penstock.storage.download import PIECE
+from penstock.storage.download import PIECE, hash_file
 
 SHARDS, SAMPLES = 12, 8
 DATA = os.urandom(5 * PIECE + 1000)
@@ -398,6 +400,28 @@ def test_requests_that_make_no_sense(store: Store, first: Path) -> None:
         for bad, reason in ((beyond, "was requested of a copy of"), (elsewhere, "32 hexadecimal digits")):
             with pytest.raises(FAILURES, match=reason):
                 client.do_get(flight.Ticket(bad)).read_all()
+
+
+def test_a_copy_is_checked_once_for_requests_at_the_same_time(
+    store: Store, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = flight.Ticket(encode_block(Block(Cache.key(RemoteSource(url_of(store))), 5)))
+    checked: list[int] = []
+
+    def slow(descriptor: int, size: int) -> Any:
+        checked.append(size)
+        time.sleep(0.5)
+        return hash_file(descriptor, size)
+
+    monkeypatch.setattr("penstock.server.cache_service.hash_file", slow)
+
+    def ask(address: str) -> list[bytes]:
+        with flight.connect(address) as client:
+            return client.do_get(ticket).read_all()["data"].to_pylist()  # type: ignore[no-any-return]
+
+    with Server({}, cache=Cache(first)) as server, ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, [server.address] * 6)) == [[DATA[5 * PIECE :]]] * 6
+    assert checked == [len(DATA)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ client, and the cache does not change, except for the time of a copy's last use.
 from __future__ import annotations
 
 import os
+import threading
 
 import pyarrow as pa
 import xxhash
@@ -46,6 +47,7 @@ class Copies:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._sound: set[tuple[str, int]] = set()  # keys and inodes of checked copies
+        self._checks: dict[tuple[str, int], threading.Lock] = {}
 
     def read(self, block: Block) -> pa.RecordBatch:
         """Return the bytes of a block, at most 4 MiB; no value if the copy does not exist.
@@ -65,12 +67,13 @@ class Copies:
             raise TicketError(f"block {block.number} was requested of a copy of {file.size} bytes")
         version = block.copy, os.fstat(file.fileno()).st_ino
         if version not in self._sound:
-            if hash_file(file.fileno(), file.size).hexdigest() != expected:
-                raise StorageError(
-                    f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock cache "
-                    "verify there"
-                )
-            self._sound.add(version)
+            with self._checks.setdefault(version, threading.Lock()):  # the requests that arrive meanwhile wait
+                if version not in self._sound and hash_file(file.fileno(), file.size).hexdigest() != expected:
+                    raise StorageError(
+                        f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock "
+                        "cache verify there"
+                    )
+                self._sound.add(version)
         # Not mapped: a truncated file would kill the process by a signal.
         data = os.pread(file.fileno(), min(PIECE, file.size - first), first)
         return _answer([data], xxhash.xxh3_64_hexdigest(data))
