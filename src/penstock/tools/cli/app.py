@@ -47,7 +47,7 @@ class _Penstock(Catalog):
         "manifest": Entry("penstock.tools.cli.manifest", "Data", "Show, index and check lists of samples."),
         "clips": Entry("penstock.tools.cli.clips", "Data", "Index video or audio files for training on clips."),
         "images": Entry("penstock.tools.cli.images", "Data", "Index the images of a manifest for fast crops."),
-        "shards": Entry("penstock.tools.cli.shards", "Data", "Index, show, check, write, split and merge tar shards."),
+        "shards": Entry("penstock.tools.cli.shards", "Data", "Index, show, check and write tar shards."),
         "tokenize": Entry(
             "penstock.tools.cli.tokenize",
             "Data",

@@ -1,4 +1,4 @@
-"""``penstock shards``: index, show, check, write, split and merge tar shards.
+"""``penstock shards``: index, show, check and write tar shards.
 
 Results are printed to standard output, or as one JSON object with ``--json``; progress bars to standard error. Exit
 code 1 means problems in the data, or a `PenstockError`, which `penstock.tools.cli.app.main` handles.
