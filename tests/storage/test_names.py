@@ -214,3 +214,19 @@ def test_all_formats_read_names_alike(kind: str, tmp_path: Path, monkeypatch: py
     assert read([f"{{x,y}}::1.{ending}", f"z[1].{ending}"]) == [0, 1]
     with pytest.raises(ManifestIOError if kind == "manifest" else ShardIOError, match="no file matches"):
         read(f"{folder}/q*")
+
+
+@pytest.mark.parametrize("text", ["{" * 3000, "{a," * 3000 + "}" * 3000, f"{{{'0' * 5000}..1}}"])
+def test_braces_that_cannot_be_expanded(text: str) -> None:
+    with pytest.raises(ConfigError, match="braces"):
+        expand(text)
+
+
+@pytest.mark.parametrize("name", ["file:a.txt", "what?.txt"])
+def test_a_file_that_exists_under_a_name_is_that_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("p.jpg 3\n")
+    for given in (name, Path(name), [name], f"{tmp_path.as_uri()}/{name.replace('?', '%3F')}"):
+        assert ps.open(given, shuffle="none", rank=0, world_size=1)[0] == ("p.jpg", 3, 0)

@@ -16,7 +16,7 @@ from penstock.opening.constructors import check_option, image_options, parameter
 from penstock.opening.contents import count_images, describe_folder
 from penstock.sources.file_list import list_arrays, list_images
 from penstock.storage import File, Storage, local_path
-from penstock.storage.names import expand
+from penstock.storage.names import expand, without_query
 from penstock.storage.urls import path_of, scheme, shown
 from penstock.tables.files import JSON_ENDINGS, delimiter_of, is_table_folder
 from penstock.tokens.folder import NAME, TokenFolder, check_listed
@@ -126,7 +126,7 @@ def _kind_of_tokens(name: str, options: Mapping[str, Any]) -> str | None:
 
 
 def _kind(name: str) -> str:
-    lower = name.lower().partition("?")[0]
+    lower = without_query(name).lower()
     if scheme(name).startswith("grpc"):
         raise ConfigError(
             f"{shown(name)}: this is the address of a metadata server. Open it with "
@@ -167,7 +167,7 @@ def _hold_samples(names: list[str], options: Mapping[str, Any]) -> bool:
     They do if they have no columns of paths and labels, and no option says to read them as a manifest.
     """
     name = names[0]
-    kind = format_of(name.partition("?")[0])
+    kind = format_of(without_query(name))
     of_manifests = parameters(Manifest.open).keys() - {"columns", "storage"}  # tables have these two, as well
     if kind == "text" or options.keys() & of_manifests:
         return False

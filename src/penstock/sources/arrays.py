@@ -16,7 +16,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import FilesTable, MappedFiles, look_at
-from penstock.storage.names import Urls, expand
+from penstock.storage.names import Urls, expand, without_query
 from penstock.wording import counted
 
 __all__ = ["ArrayFiles", "LabelledArrays"]
@@ -74,7 +74,7 @@ def _ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _npy(name: str) -> str:
-    if not name.lower().partition("?")[0].endswith(".npy"):
+    if not without_query(name).lower().endswith(".npy"):
         raise ConfigError(f"{name}: rows are read out of .npy files; files of others have load=LoadBytes()")
     return name
 

@@ -16,6 +16,7 @@ when it is opened.
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from penstock.storage.backend import Stat
     from penstock.storage.remote import Storage
 
-__all__ = ["Urls", "braces", "expand", "expand_versions", "with_versions"]
+__all__ = ["Urls", "braces", "expand", "expand_versions", "with_versions", "without_query"]
 
 Urls = Name | Iterable[Name]
 
 _LARGEST = 1_000_000
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_NESTED = re.compile(r"\{[^{}]*\{|\\")
 _SIGNS = re.compile(r"[*?\[{}]|::")
 _INDEXES = (".pstk", ".pidx", ".entries", ".sizes.arrow")  # files that Penstock writes beside sources
 
@@ -121,16 +124,28 @@ def braces(text: str) -> list[str]:
         return [text]
     from braceexpand import braceexpand
 
-    for first, last, step in _RANGE.findall(text):
-        if abs(int(first) - int(last)) >= _LARGEST * max(int(step or 1), 1):
-            raise ConfigError(f"{text!r} expands to more than {_LARGEST:,} names")
     try:
+        many = [abs(int(first) - int(last)) // max(int(step or 1), 1) + 1 for first, last, step in _RANGE.findall(text)]
+        # Without nesting, the lists multiply, too; counting what they expand to would take a minute.
+        if _NESTED.search(text) is None:
+            many += [inside.count(",") + 1 for inside in _LIST.findall(text)]
+        if max(many, default=0) > _LARGEST or (_NESTED.search(text) is None and math.prod(many) > _LARGEST):
+            raise ConfigError(f"{text[:100]!r} expands to more than {_LARGEST:,} names")
         found = list(islice(braceexpand(text), _LARGEST + 1))
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError(f"braces are nested too deeply in {text[:100]!r}...") from None
     except ValueError:
         raise ConfigError(f"unbalanced braces in {text!r}") from None
     if len(found) > _LARGEST:
         raise ConfigError(f"{text!r} expands to more than {_LARGEST:,} names")
     return found
+
+
+def without_query(name: str) -> str:
+    """Return a name without the query of an address, to compare its ending; local names may have question marks."""
+    return path_of(name) or name.partition("?")[0]
 
 
 def with_versions(

@@ -65,7 +65,7 @@ def path_of(name: Name) -> str | None:
         ConfigError: a remote URL that went through `Path`, which turns two slashes into one; ``file://`` and a host.
     """
     text = text_of(name)
-    if text[:8].lower().startswith(("file:", "local://")):
+    if text[:8].lower().startswith(("file:", "local://")) and not os.path.lexists(text):
         path = text.partition(":")[2]
         if path.startswith("//"):
             host, slash, path = path[2:].partition("/")

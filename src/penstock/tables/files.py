@@ -16,7 +16,7 @@ from typing import Any
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
 from penstock.storage import Storage, io_error, is_remote
 from penstock.storage.backend import Stat
-from penstock.storage.names import Urls, expand_versions
+from penstock.storage.names import Urls, expand_versions, without_query
 from penstock.storage.urls import is_inside, shown
 
 __all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_table_folder", "table_files"]
@@ -86,7 +86,7 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
 
 def delimiter_of(name: str) -> str | None:
     """Return the delimiter of a CSV or TSV file, by its name; None for other files."""
-    return _DELIMITERS.get(os.path.splitext(name.partition("?")[0])[1].lower())
+    return _DELIMITERS.get(os.path.splitext(without_query(name))[1].lower())
 
 
 def are_json(names: list[str]) -> bool:
@@ -174,7 +174,7 @@ def _parts(url: str) -> list[str]:
 
 
 def _ends(url: str, endings: tuple[str, ...] = (*ENDINGS, *JSON_ENDINGS, *_DELIMITERS)) -> bool:
-    return url.partition("?")[0].lower().endswith(endings)
+    return without_query(url).lower().endswith(endings)
 
 
 def _entries(described: Any, key: str, path: str) -> list[Any]:
