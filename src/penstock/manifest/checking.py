@@ -48,8 +48,9 @@ class Problem:
 class CheckReport:
     """The result of `check`.
 
-    Kinds of problems: "unreadable" (a source cannot be opened), "fields" (too few, too many, not JSON), "label" and
-    other column names (a value that does not parse), "utf-8", "duplicate" (a repeated path), "missing" (no such file).
+    Kinds of problems: "unreadable" (a source cannot be opened; for CSV also a record that does not parse), "fields"
+    (too few, too many, not JSON), "label" and other column names (a value that does not parse), "utf-8", "duplicate" (a
+    repeated path), "missing" (no such file).
     """
 
     sources: list[str]
