@@ -28,7 +28,7 @@ _KINDS: tuple[Kind, ...] = ("file", "dir", "link", "special")
 _FILE, _DIR = 0, 1
 
 _FIRST, _MOST = 256, 8192  # blocks of the first window, and of the largest
-_ENOUGH = 512  # members in a window
+_ENOUGH = 1024  # members in a window
 _NEAR = 8 << 10  # mean distance of members in bytes; if they are further apart, only headers are read
 _STRETCH = 16 << 20  # bytes that are then advanced at a time: a disk reads them ahead meanwhile
 
