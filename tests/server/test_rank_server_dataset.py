@@ -364,3 +364,28 @@ class TestBadInput:
             with pytest.raises(ValueError, match="many"):
                 had(served, 5)
             assert served[0] == ("a.jpg", 1, 0), "and the others do"
+
+
+STRETCHES = st.lists(
+    st.tuples(st.integers(0, MANY - 1), st.integers(0, 40), st.integers(0, 90), st.integers(1, 6)), max_size=8
+)
+
+
+@settings(max_examples=200 if FULL else 20)
+@given(STRETCHES)
+def test_batches_that_were_requested_in_advance(service: Service, stretches: list[tuple[int, int, int, int]]) -> None:
+    """Batches of one size in equal steps, as a worker reads them, and what comes instead of the expected next one."""
+    local, served = service.both("many", service.many, rank=0, world_size=1)
+    for begin, size, step, count in stretches:
+        for number in range(count):
+            first = begin + number * step
+            indices = list(range(min(first, MANY), min(first + size, MANY)))
+            assert served.__getitems__(indices) == local.__getitems__(indices)
+
+
+def test_batches_in_order_are_few_requests(service: Service) -> None:
+    _, served = service.both("many", service.many, rank=0, world_size=1)
+    before = service.seen.messages
+    for begin in range(0, MANY, 32):
+        served.__getitems__(range(begin, min(begin + 32, MANY)))
+    assert service.seen.messages - before <= MANY // 2048 + 10

@@ -165,17 +165,17 @@ def test_closing_while_the_server_hangs(server: Any, tmp_path: Path) -> None:
         return "hang"
 
     server.fault = hang
-    before = threading.active_count()
+    before = threading.enumerate()
     ahead = Fetcher(storage)
     ahead.follow(in_turn(urls))
     assert asked.wait(HANG)
     assert len(Futures(tmp_path).jobs) == 1
     ahead.close()
     ahead.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-fetch"]
+    assert not [one for one in threading.enumerate() if one.name == "penstock-fetch" and one not in before]
     assert Futures(tmp_path).jobs == []
     server.release.set()
-    assert threading.active_count() >= before
+    assert set(before) <= {*threading.enumerate()}
 
 
 def test_nobody_holds_it_any_more(server: Any, storage: Storage) -> None:

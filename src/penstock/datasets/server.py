@@ -10,7 +10,9 @@ order is computed here, and rows are requested by number. Memory: a batch, for a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
@@ -27,10 +29,13 @@ from penstock.sources.batched import BatchedDataset
 
 if TYPE_CHECKING:
     from penstock.server import Client
+    from penstock.server.remote_manifest import RemoteManifest
 
 __all__ = ["RankServerDataset", "ServerDataset"]
 
 _PAGE_ROWS = 64
+_TOGETHER = 2048
+"""Rows that are requested together in advance."""
 
 
 class ServerDataset(BatchedDataset):
@@ -125,7 +130,8 @@ class RankServerDataset(SourceDataset):
     The server stores nothing about a job. The rows of a rank follow from the arguments, so any of the servers can
     answer, even after a restart.
 
-    Cost: a batch is one round trip for exactly its rows. Single items in order are sent ``page_rows`` at a time.
+    Cost: once batches are read in order, the next ones are requested in advance: a batch waits for no round trip. Other
+    batches are one round trip each. Single items in order are sent ``page_rows`` at a time.
     """
 
     def __init__(
@@ -144,13 +150,17 @@ class RankServerDataset(SourceDataset):
                 "here the server sends the rows, and nodes cache nothing"
             )
         self._client, manifest = _connect(address, name)
-        self._page = _Page(manifest, page_rows)
+        self._page, self._ahead = _Page(manifest, page_rows), _Ahead()
         super().__init__(manifest, SharePlan(manifest, **share), load)
 
     @property
     def manifest(self) -> Manifest:
         """The served manifest."""
         return cast(Manifest, self.source)
+
+    def _read(self, view: EpochView, local: Indices) -> list[Record]:
+        manifest = cast("RemoteManifest", self.source)
+        return manifest.parse(self._ahead.gather(manifest, view, local), view.rows(local))
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Record:
         return self._page.record(row, lambda count: view.rows(np.arange(local, min(local + count, len(view)))))
@@ -161,6 +171,49 @@ class RankServerDataset(SourceDataset):
     def close(self) -> None:
         """Close the connections. Idempotent; further use opens them again."""
         self._client.close()
+
+
+class _Ahead(threading.local):
+    """The batches that a thread reads next, requested in advance if it reads a view in equal steps."""
+
+    def __init__(self) -> None:
+        self._place: tuple[EpochView | None, int] = None, 0
+        self._begin = self._step = self._size = 0
+        self._batches: Iterator[pa.RecordBatch] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Ahead, ()
+
+    def gather(self, manifest: RemoteManifest, view: EpochView, local: Indices) -> pa.RecordBatch:
+        """Return the rows of some samples of a view, in their stored form."""
+        batches, self._batches = self._batches, None  # dropped if this batch is another one
+        begin, place, last = int(local[0]) if len(local) else 0, (view, os.getpid()), self._begin
+        was_here, self._place, self._begin = place == self._place, place, begin
+        size = min(self._size, len(view) - begin)
+        is_next = was_here and size > 0 and begin == last + self._step
+        if not is_next or not np.array_equal(local, np.arange(begin, begin + size)):
+            self._size = len(local)
+            self._step = begin - last if was_here and begin > last else len(local)
+            return manifest.gather(view.rows(local))
+        if batches is None:
+            batches = _in_advance(manifest, view, range(begin, len(view), self._step), size)
+        batch = next(batches)
+        self._batches = batches
+        return batch
+
+
+def _in_advance(manifest: RemoteManifest, view: EpochView, begins: range, size: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the batches that begin at these samples; several small ones are one request."""
+    together = max(1, _TOGETHER // size)
+    groups = range(0, len(begins), together)
+
+    def rows(first: int) -> Indices:
+        samples = [np.arange(begin, min(begin + size, len(view))) for begin in begins[first : first + together]]
+        return view.rows(np.concatenate(samples))
+
+    for first, batch in zip(groups, manifest.gather_ahead(map(rows, groups)), strict=True):
+        for number in range(len(begins[first : first + together])):
+            yield batch.slice(number * size, size)
 
 
 class _Page:

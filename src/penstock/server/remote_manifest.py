@@ -10,6 +10,7 @@ No data is on this machine: the first answer described the dataset, and rows are
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -102,6 +103,10 @@ class RemoteManifest(Manifest):
         """Return rows in their stored form, in one round trip; see `parse`."""
         return _no_more_than(most, self._fetch(self._rows(rows)))
 
+    def gather_ahead(self, requests: Iterable[Indices]) -> Iterator[pa.RecordBatch]:
+        """Yield what `gather` returns for each request. The next ones are sent in advance, see `Client.batches`."""
+        return self._fetch.ahead(map(self._rows, requests))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteManifest, (*self._made_of, self._range)
 
@@ -118,9 +123,15 @@ class _Fetch:
         self._fingerprint = layout.fingerprint
 
     def __call__(self, rows: Rows) -> pa.RecordBatch:
+        return self.client.rows(self.name, self._fingerprint, self._served(rows))
+
+    def ahead(self, requests: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of each request."""
+        return self.client.batches(self.name, self._fingerprint, map(self._served, requests))
+
+    def _served(self, rows: Rows) -> Rows:
         view = self.layout.view
-        served = rows if (view.start, view.step) == (0, 1) else (rows - view.start) // view.step
-        return self.client.rows(self.name, self._fingerprint, served)
+        return rows if (view.start, view.step) == (0, 1) else (rows - view.start) // view.step
 
 
 class _Remote:
