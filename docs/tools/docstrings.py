@@ -52,7 +52,7 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = self.markdown(obj.docstring.value, obj.name)
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
-        """``map = pipelinefilter(_map)`` and ``shuffle = Shuffle``: with the arguments and the words of the right side."""
+        """Give ``map = pipelinefilter(_map)`` and ``shuffle = Shuffle`` the arguments and words of the right side."""
         for name, member in list(mod.members.items()):
             if member.is_alias or not member.is_attribute or member.docstring is not None:
                 continue

@@ -147,7 +147,7 @@ def test_what_a_consumer_waits_for_comes_first(server: Any, tmp_path: Path) -> N
     uses = [Use(f"http://127.0.0.1:9/{turn}", turn, turn, bring=partial(bring, turn)) for turn in range(5)]
     ahead = Fetcher(storage)
     ahead.follow(uses)
-    threading.Timer(0.1, free.set).start()
+    threading.Timer(1, free.set).start()  # once the consumer waits
     done = lambda use: (use.first, False) in brought  # noqa: E731
     ahead.wait([uses[4]], done)
     assert brought[1] == (4, False)
