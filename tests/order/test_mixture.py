@@ -359,6 +359,10 @@ def test_sources_are_gone_through_in_order_and_found_again(
         assert made.position(int(sources[place]), int(ordinals[place])) == place
         assert list(made.counts(place)) == [int((sources[:place] == source).sum()) for source in range(3)]
     for origin, end, _, mixture in made.segments:
+        # Positions of one segment alone take a path of their own.
+        found = made.locate(np.arange(origin, end)[::-1])
+        assert (found[0] == sources[origin:end][::-1]).all()
+        assert (found[1] == ordinals[origin:end][::-1]).all()
         counts = tuple(int((sources[origin:end] == source).sum()) for source in range(3))
         assert counts == exact_counts(mixture.weights, end - origin)
 

@@ -66,6 +66,13 @@ def test_too_many() -> None:
     assert len(expand("{0..99999999999999999999..99999999999999999999}")) == 2
 
 
+def test_lists_that_multiply_are_refused_before_they_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(expand("{a,b}{{1,2},{3,4}}{0..9}")) == 80
+    monkeypatch.setattr("braceexpand.braceexpand", lambda text: pytest.fail("this takes a minute"))
+    with pytest.raises(ConfigError, match="more than 1,000,000 names"):
+        expand("{a,b}" * 40)
+
+
 def test_nothing() -> None:
     for urls in ([], "", "a::"):
         with pytest.raises(ConfigError, match="no source given"):
