@@ -14,7 +14,7 @@ from penstock.order.permutation import Indices
 from penstock.random import sample_scope
 from penstock.samplers.identity import own_order, shares_in
 from penstock.sources.batched import BatchedDataset
-from penstock.storage.mapped import FilesTable
+from penstock.sources.files_source import FilesSource
 from penstock.wording import kind_text
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def version_of(data: Any) -> str:
 
     It is empty for data whose fingerprint covers every byte, such as a `penstock.Manifest`, or for a user's own class.
     """
-    while not isinstance(data, FilesTable):
+    while not isinstance(data, FilesSource):
         if isinstance(data, SourceDataset | SourceWrapper):
             data = data.source
         elif isinstance(data, Subset):

@@ -13,9 +13,10 @@ import xxhash
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
+from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.mapped import FilesTable, MappedFiles, look_at
+from penstock.storage.mapped import MappedFiles, look_at
 from penstock.storage.names import Urls, expand, without_query
 from penstock.wording import counted
 
@@ -24,7 +25,7 @@ __all__ = ["ArrayFiles", "LabelledArrays"]
 Empty = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-class ArrayFiles(FilesTable):
+class ArrayFiles(FilesSource):
     """The rows of concatenated ``.npy`` files with equal dtype and row shape."""
 
     def __init__(self, files: Urls, storage: Storage | None = None) -> None:
@@ -86,7 +87,7 @@ def _tensor_type(path: str, kind: np.dtype[Any]) -> torch.dtype:
         raise DataFileError(f"{path} holds {kind}, of which there are no tensors") from None
 
 
-class LabelledArrays(FilesTable):
+class LabelledArrays(FilesSource):
     """Rows with labels as one table; its fingerprint includes both."""
 
     def __init__(self, arrays: ArrayFiles, labels: ArrayFiles) -> None:

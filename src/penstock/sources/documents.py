@@ -22,11 +22,12 @@ import torch
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
+from penstock.sources.files_source import FilesSource
 from penstock.sources.tokens import check_tokens
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.derived import derived_array
-from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.storage.mapped import MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import MegatronIndex, is_index, read_header
@@ -45,7 +46,7 @@ class _Pair(NamedTuple):
     at: MappedFile | None
 
 
-class DocumentFiles(FilesTable):
+class DocumentFiles(FilesSource):
     """The documents of concatenated token files. See `DocumentDataset` for arguments and errors."""
 
     def __init__(

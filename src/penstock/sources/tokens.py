@@ -22,10 +22,11 @@ import torch
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.order.permutation import Indices, normalise
+from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.derived import derived_array
-from penstock.storage.mapped import FilesTable, MappedFile, MappedFiles, look_at
+from penstock.storage.mapped import MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
 from penstock.tokens.offsets import document_ends
 from penstock.wording import counted
@@ -35,7 +36,7 @@ __all__ = ["TokenFiles", "check_tokens"]
 _ROWS = 128  # rows gathered at a time, which fit the CPU cache until they are written out
 
 
-class TokenFiles(FilesTable):
+class TokenFiles(FilesSource):
     """The sequences of concatenated token files. See `TokenDataset` for arguments and errors."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Memory-mapped files of numbers: raw files (``.bin``) of a given dtype, and NumPy's ``.npy``.
+"""Memory-mapped files: arrays in raw files (``.bin``) and NumPy's ``.npy``, and tables, also those in a store.
 
 Promises: opening reads only headers; all processes share the pages in the page cache; a file that changes while it is
 open raises an error before the next read, whereas the map alone would kill the process (SIGBUS); a pickle is a handle:
@@ -7,10 +7,9 @@ unpickled, it opens the same files and refuses others. To update a file in use, 
 
 from __future__ import annotations
 
-import abc
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Set
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,12 @@ from penstock.errors import ConfigError, DataFileError
 from penstock.storage import Storage, is_remote, local_path
 from penstock.storage.file_pool import FilePool
 from penstock.storage.files import DATA, File
-from penstock.storage.urls import listed
+from penstock.storage.urls import listed, unsigned
 
-__all__ = ["FilesTable", "Mapped", "MappedFile", "MappedFiles", "look_at", "said"]
+if TYPE_CHECKING:
+    from penstock.storage.remote import RemoteSource
+
+__all__ = ["Mapped", "MappedFile", "MappedFiles", "look_at", "said"]
 
 _WHOLE = 1 << 18  # files up to this many bytes are hashed completely
 # Of larger files: bytes at both ends, and bytes and number of blocks between.
@@ -39,6 +41,11 @@ class MappedFile(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     inode: int = 0
+
+    @classmethod
+    def of(cls, source: RemoteSource) -> MappedFile:
+        """Return the content of an object in a store: its bytes."""
+        return cls(source.url, source.size, 0, 0, "|u1", (source.size,))
 
 
 def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: Storage | None = None) -> MappedFile:
@@ -104,44 +111,70 @@ class Mapped(NamedTuple):
 class MappedFiles:
     """Several files, mapped at first use, and held open within the limit of `FilePool`.
 
+    Files in a store are copied to the cache at first use. If the cache has no room, their bytes are read by ranges.
+
     Args:
         files: results of `look_at`.
+        sources: the files in a store, by number.
+        in_place: the numbers of the files in a store that are never copied.
+        conversions: functions from an open local file to its conversion, which is mapped instead, by number.
     """
 
-    def __init__(self, files: list[MappedFile]) -> None:
-        self.files = files
-        self._open: FilePool[Mapped] = FilePool()
+    def __init__(
+        self,
+        files: list[MappedFile],
+        sources: dict[int, RemoteSource] | None = None,
+        in_place: Set[int] = frozenset(),
+        conversions: Mapping[int, Callable[[File], File]] | None = None,
+    ) -> None:
+        self.files, self.sources, self.in_place = files, sources or {}, in_place
+        self._conversions = conversions or {}
         self._fingerprints: dict[int, str] = {}
+        self._copies = sources is not None
+        self._open: FilePool[Mapped] = FilePool(copies=self._copies)
 
-    def array(self, number: int) -> npt.NDArray[Any]:
+    def put(self, number: int, source: RemoteSource) -> None:
+        """Set the remote source of a file, unless it is known."""
+        if number not in self.sources:
+            self.files[number], self.sources[number] = MappedFile.of(source), source
+
+    def array(self, number: int) -> Any:
         """Return the array of one file, read-only, after a check for changes. Use it immediately, or call again.
+
+        For a file in a store that the cache has no room for, return its `RemoteSource`.
 
         Raises:
             DataFileChangedError: the size or modification time of the file changed.
             DataFileIOError: it cannot be opened.
         """
-        file, array = self._opened(number)
-        file.check()
-        return array
+        opened = self._open.find(number) or self._opened(number)
+        if opened is None:
+            return self.sources[number]
+        opened.file.check()
+        return opened.array
 
-    def _opened(self, number: int) -> Mapped:
-        found = self._open.find(number)
-        if found is not None:
-            return found
-        file = self.files[number]
-        source = File(file.path, DATA)
-        source.expect(file.size, file.mtime_ns)
-        count = int(np.prod(file.shape, dtype=np.int64))
-        if source.map is None or not count:
+    def _opened(self, number: int) -> Mapped | None:
+        source, file = self.sources.get(number), self.files[number]
+        if source is not None:
+            copy = None if number in self.in_place else source.copy_if_wanted()
+            if copy is None:
+                return None
+            return self._open.add(number, Mapped(copy.of(DATA), np.frombuffer(copy.map or b"", np.uint8)))
+        opened = File(file.path, DATA)
+        opened.expect(file.size, file.mtime_ns)
+        convert, count = self._conversions.get(number), int(np.prod(file.shape, dtype=np.int64))
+        if convert is not None:
+            array = np.frombuffer(convert(opened).map or b"", np.uint8)
+        elif opened.map is None or not count:
             array = np.empty(file.shape, file.dtype)
         else:
-            array = np.frombuffer(source.map, file.dtype, count, file.begin).reshape(file.shape)
-        return self._open.add(number, Mapped(source, array))
+            array = np.frombuffer(opened.map, file.dtype, count, file.begin).reshape(file.shape)
+        return self._open.add(number, Mapped(opened, array))
 
     def holds(self, number: int, data: Any) -> bool:
-        """Return whether this is the currently mapped array of a file."""
-        found = self._open.find(number)
-        return found is not None and found.array is data
+        """Return whether `array` would return this object for a file, without opening it."""
+        opened = self._open.find(number)
+        return data is (self.sources.get(number) if opened is None else opened.array)
 
     def in_words(self) -> str:
         """Return the first path, and the number of further ones."""
@@ -150,84 +183,37 @@ class MappedFiles:
     def fingerprint(self, number: int) -> str:
         """Return the identity of a file's array: a hash of dtype, shape and content, without names and times.
 
-        Of a large file it hashes samples: 64 KiB at both ends, and 32 blocks between.
+        Of a large file it hashes samples: 64 KiB at both ends, and 32 blocks between. Of a file in a store it is a hash
+        of the store's size and hash.
         """
+        if number in self.sources:
+            return xxhash.xxh3_128_hexdigest(f"ranged {self.sources[number].fingerprint}".encode())
         found = self._fingerprints.get(number)
         if found is None:
-            self.array(number)
-            source, file = self._opened(number).file, self.files[number]
+            opened, file = self._open.find(number) or self._opened(number), self.files[number]
+            assert opened is not None
+            opened.file.check()
             digest = xxhash.xxh3_128(f"{file.dtype} {file.shape} ".encode())
             length = file.size - file.begin
-            if length <= _WHOLE:
-                digest.update(source.read(length, file.begin))
-            else:
-                digest.update(source.read(_ENDS, file.begin))
-                for k in range(1, _BLOCKS + 1):
-                    digest.update(source.read(_BLOCK, file.begin + k * (length // (_BLOCKS + 2))))
-                digest.update(source.read(_ENDS, file.size - _ENDS))
+            parts = [(length, file.begin)]
+            if length > _WHOLE:
+                between = [(_BLOCK, file.begin + k * (length // (_BLOCKS + 2))) for k in range(1, _BLOCKS + 1)]
+                parts = [(_ENDS, file.begin), *between, (_ENDS, file.size - _ENDS)]
+            for size, begin in parts:
+                digest.update(opened.file.read(size, begin))
             self._fingerprints[number] = found = digest.hexdigest()
         return found
 
     def version(self, number: int) -> str:
-        """Return what identifies a file until it is written again: path, size, modification time, inode and layout."""
-        return repr(tuple(self.files[number]))
+        """Return what identifies a file until it is written again: path, size, modification time, inode and layout; in
+        a store, address, size and ETag.
+        """
+        source = self.sources.get(number)
+        return repr(tuple(self.files[number])) if source is None else f"{unsigned(source.url)} {source.fingerprint}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "fingerprints": self._fingerprints}
+        return {name: value for name, value in self.__dict__.items() if name != "_open"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["files"])  # type: ignore[misc]
-        self._fingerprints = state["fingerprints"]
-
-
-class FilesTable(abc.ABC):
-    """Rows in a list of files that may grow by more files: its fingerprint, and those of its earlier versions."""
-
-    maps: MappedFiles
-    starts: npt.NDArray[np.int64]
-    """The first row of each file, and the number of all rows."""
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    @abc.abstractmethod
-    def records(self, rows: npt.NDArray[np.int64]) -> list[Any]:
-        """Return the records of rows, in this order."""
-
-    def by_file(
-        self, rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the number of each file with some of these rows, their places in ``rows``, and their rows there."""
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
-            yield int(numbers[0]), np.arange(len(rows)), rows - self.starts[numbers[0]]
-            return
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            yield number, places, rows[places] - self.starts[number]
-
-    def prefixes(self, rows: int) -> list[str]:
-        """Return the fingerprints of the first files with ``rows`` rows in total: several if some files are empty."""
-        ends = np.flatnonzero(self.starts == rows).tolist()
-        return [xxhash.xxh3_128_hexdigest(" ".join(self.identity(end)).encode()) for end in ends]
-
-    def identity(self, files: int) -> list[str]:
-        """Return all that the rows of the first files depend on: by default the fingerprints of the files."""
-        return [self.maps.fingerprint(number) for number in range(files)]
-
-    @property
-    def fingerprint(self) -> str:
-        """The identity of all rows, see `MappedFiles.fingerprint`. For states, which move to other machines."""
-        return self.prefixes(len(self))[-1]
-
-    @property
-    def version(self) -> str:
-        """The version of the files, see `MappedFiles.version`. Keys of cached results hold it besides the fingerprint,
-        which does not cover every byte.
-        """
-        versions = " ".join(map(self.maps.version, range(len(self.maps.files))))
-        return xxhash.xxh3_128_hexdigest(versions.encode())
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return whether files with this fingerprint and number of rows have since grown into these."""
-        return fingerprint in self.prefixes(rows)
+        self.__dict__.update(state)
+        self._open = FilePool(copies=self._copies)

@@ -51,7 +51,7 @@ class ArrivingLines(ArrivingSource):
         check_columns(columns)
         found = with_versions(found, storage)
         # Versions are added when they become known.
-        maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found])
+        maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found], {})
         handles = [LineShard(name, storage, stat) for name, stat in found]
         return cls(handles, None, LineFiles(maps, columns, cache_bytes))
 

@@ -22,10 +22,9 @@ from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.exchange import Facts
-from penstock.shards.stored import StoredShard
+from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
-from penstock.storage.mapped import FilesTable
 from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
 from penstock.tables.files import Found, table_files
@@ -41,7 +40,7 @@ _LOOKED_AT = 16
 _COPIES = 4  # files of a store copied at a time for indexing
 
 
-class JsonFiles(FilesTable):
+class JsonFiles(FilesSource):
     """The rows of concatenated JSON-lines files: one JSON object per line, with any keys.
 
     Args:
@@ -169,10 +168,6 @@ class JsonFiles(FilesTable):
             "" if self._columns is None else f"{', '.join(self._columns)}; "
         )  # reading the first rows may cost a copy
         return f"<JsonFiles of {counted(len(self), 'row')}: {columns}{self.maps.in_words()}>"
-
-    def stored(self) -> list[StoredShard]:
-        """Return the files in a store, for prefetching."""
-        return self.maps.stored()
 
     def identity(self, files: int) -> list[str]:
         return ["json", *super().identity(files)]

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from penstock.errors import DataFileError
-from penstock.shards.stored import StoredShard
 from penstock.storage import File, Storage, is_remote
 from penstock.storage.backend import Stat
-from penstock.storage.file_pool import FilePool
 from penstock.storage.files import DATA
 from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
-from penstock.storage.urls import scheme, unsigned
+from penstock.storage.urls import scheme
 from penstock.tables.files import delimiter_of
 
 __all__ = ["RangeFile", "TableParts", "footer", "is_stored_parquet", "mapped_copy", "open_parts"]
@@ -35,103 +32,15 @@ _COPIES = 4  # files copied at a time
 
 
 class TableParts(MappedFiles):
-    """The files of a table: mapped, or a `RemoteSource` if in a store.
-
-    Args:
-        files: results of `look_at`.
-        sources: the files in a store that are not copied yet, by number.
-        delimiters: of CSV files, by number. Their bytes are those of a conversion to Arrow.
-    """
-
-    def __init__(
-        self,
-        files: list[MappedFile],
-        sources: dict[int, RemoteSource] | None = None,
-        delimiters: dict[int, str] | None = None,
-    ) -> None:
-        super().__init__(files)
-        self._open = FilePool(copies=True)
-        self._sources, self._delimiters = sources or {}, delimiters or {}
-        self._conversions: FilePool[Mapped] = FilePool()
+    """The files of a table: mapped, or in a store."""
 
     def source(self, number: int) -> RemoteSource | None:
         """Return the remote source of a file; None for a local one."""
-        return self._sources.get(number)
-
-    def put(self, number: int, source: RemoteSource) -> None:
-        """Set the remote source of a file, unless it is known."""
-        if number not in self._sources:
-            self.files[number] = _looked_at(source)
-            self._sources[number] = source
+        return self.sources.get(number)
 
     def head(self, number: int) -> Any:
         """Return an object to read a file's metadata from without a copy: its remote source, or else its bytes."""
-        return self._sources.get(number) or self.array(number)
-
-    def array(self, number: int) -> Any:
-        """Return the bytes of a file, see `MappedFiles.array`, or the remote source to read ranges from."""
-        source = self._sources.get(number)
-        if source is None:
-            data = super().array(number)
-            return self._conversion(number) if number in self._delimiters else data
-        if not _is_copied(source):
-            return source
-        opened = self._open.find(number)
-        if opened is None:
-            copy = source.copy_if_wanted()
-            if copy is None:
-                return source
-            opened = self._open.add(number, mapped_copy(copy))
-        opened.file.check()
-        return opened.array
-
-    def holds(self, number: int, data: Any) -> bool:
-        """Return whether this is the current array or source of a file."""
-        opened = self._conversions.find(number)
-        if opened is not None:
-            return opened.array is data
-        return super().holds(number, data) or (self._open.find(number) is None and self._sources.get(number) is data)
-
-    def _conversion(self, number: int) -> Any:
-        """Return the bytes of the conversion of a CSV file."""
-        opened = self._conversions.find(number)
-        if opened is None:
-            from penstock.tables.csv import converted_table
-
-            file = converted_table(self._opened(number).file, self._delimiters[number])
-            opened = self._conversions.add(number, Mapped(file, np.frombuffer(file.map or b"", np.uint8)))
-        return opened.array
-
-    def stored(self) -> list[StoredShard]:
-        """Return the remote files that are copied when they are needed."""
-        return [
-            StoredShard(number, source.url, source.size, source.storage, source.stat, [])
-            for number, source in sorted(self._sources.items())
-            if _is_copied(source)
-        ]
-
-    def fingerprint(self, number: int) -> str:
-        """Return the identity of a file's content; for a remote file, from the store's size and hash."""
-        source = self._sources.get(number)
-        if source is None:
-            return super().fingerprint(number)
-        return xxhash.xxh3_128_hexdigest(f"ranged {source.fingerprint}".encode())
-
-    def version(self, number: int) -> str:
-        """Return what identifies a file until it is written again; for a remote file, address, size and ETag."""
-        source = self._sources.get(number)
-        return super().version(number) if source is None else f"{unsigned(source.url)} {source.fingerprint}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "sources": self._sources, "delimiters": self._delimiters}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._sources, self._delimiters = state["sources"], state["delimiters"]
-
-
-def _is_copied(source: RemoteSource) -> bool:
-    return scheme(source.url) != "hf" or not is_stored_parquet(source.url)
+        return self.sources.get(number) or self.array(number)
 
 
 def open_parts(
@@ -149,20 +58,25 @@ def open_parts(
     ranged = [number for number, (name, _) in enumerate(found) if as_they_are(name)]
     opened = in_threads(lambda number: RemoteSource(found[number][0], storage, found[number][1]), ranged)
     sources = dict(zip(ranged, opened, strict=True))
+    on_hub = {number for number in ranged if scheme(sources[number].url) == "hf"}
+    in_place = {number for number in on_hub if is_stored_parquet(sources[number].url)}
     rest = [name for number, (name, _) in enumerate(found) if number not in sources]
     others = iter(in_threads(lambda name: look_at(name, "uint8", storage), rest, count=_COPIES))
-    files = [_looked_at(sources[number]) if number in sources else next(others) for number in range(len(found))]
+    files = [MappedFile.of(sources[number]) if number in sources else next(others) for number in range(len(found))]
     delimiters = {number: sign for number, (name, _) in enumerate(found) if (sign := delimiter_of(name)) is not None}
-    return TableParts(files, sources, delimiters)
+    conversions = {number: partial(_converted, sign) for number, sign in delimiters.items()}
+    return TableParts(files, sources, in_place, conversions)
+
+
+def _converted(delimiter: str, file: File) -> File:
+    from penstock.tables.csv import converted_table
+
+    return converted_table(file, delimiter)
 
 
 def mapped_copy(copy: File) -> Mapped:
     """Return a cached copy, with the errors of data files, and its bytes."""
     return Mapped(copy.of(DATA), np.frombuffer(copy.map or b"", np.uint8))
-
-
-def _looked_at(source: RemoteSource) -> MappedFile:
-    return MappedFile(source.url, source.size, 0, 0, "|u1", (source.size,))
 
 
 def is_stored_parquet(name: str) -> bool:

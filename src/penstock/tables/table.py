@@ -27,11 +27,10 @@ from penstock.errors import ConfigError, DataFileError
 from penstock.images.files import FORMS, Form
 from penstock.images.sample_record import ColumnRecord, label_column
 from penstock.order.permutation import Indices, normalise
-from penstock.shards.stored import StoredShard
+from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.backend import Stat
-from penstock.storage.mapped import FilesTable
 from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
@@ -52,7 +51,7 @@ Columns = dict[str, Any]
 """The columns of some rows by name: a numeric array, a list of texts, or an Arrow array."""
 
 
-class TableFiles(FilesTable):
+class TableFiles(FilesSource):
     """The rows of concatenated table files.
 
     Args:
@@ -189,10 +188,6 @@ class TableFiles(FilesTable):
         Use it to compare how much decoding different orders of Parquet rows need.
         """
         return self._pieces.kept.made
-
-    def stored(self) -> list[StoredShard]:
-        """Return the remote files that are copied when they are needed, for prefetching."""
-        return self.maps.stored()
 
     def blocks(self) -> tuple[int, int] | None:
         """Return block size and window of a block shuffle that decodes each row group once; None for Arrow files.

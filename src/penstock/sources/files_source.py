@@ -1,0 +1,82 @@
+"""`FilesSource`: the rows of many files of one format, numbered across the files.
+
+A subclass is a format: it opens the files, counts their rows, and reads rows by file and number. The rest is the same
+for all of them, and is here: the file of a row, the identity of the rows, and the files in a store.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.order.permutation import Indices
+from penstock.shards.stored import StoredShard
+from penstock.storage.mapped import MappedFiles
+
+__all__ = ["FilesSource"]
+
+
+class FilesSource(abc.ABC):
+    """Rows in a list of files that may grow by more files. See `penstock.plan.source.Source`."""
+
+    maps: MappedFiles
+    starts: npt.NDArray[np.int64]
+    """The first row of each file, and the number of all rows."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @abc.abstractmethod
+    def records(self, rows: Indices) -> list[Any]:
+        """Return the records of rows, in this order."""
+
+    def by_file(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
+        """Yield the number of each file with some of these rows, their places in ``rows``, and their rows there."""
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
+            yield int(numbers[0]), np.arange(len(rows)), rows - self.starts[numbers[0]]
+            return
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            yield number, places, rows[places] - self.starts[number]
+
+    def stored(self) -> list[StoredShard]:
+        """Return the files in a store that are copied when they are needed, for prefetching."""
+        return [
+            StoredShard(number, source.url, source.size, source.storage, source.stat, [])
+            for number, source in sorted(self.maps.sources.items())
+            if number not in self.maps.in_place
+        ]
+
+    # Identity.
+
+    def prefixes(self, rows: int) -> list[str]:
+        """Return the fingerprints of the first files with ``rows`` rows in total: several if some files are empty."""
+        ends = np.flatnonzero(self.starts == rows).tolist()
+        return [xxhash.xxh3_128_hexdigest(" ".join(self.identity(end)).encode()) for end in ends]
+
+    def identity(self, files: int) -> list[str]:
+        """Return all that the rows of the first files depend on: by default the fingerprints of the files."""
+        return [self.maps.fingerprint(number) for number in range(files)]
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of all rows. For states, which move to other machines."""
+        return self.prefixes(len(self))[-1]
+
+    @property
+    def version(self) -> str:
+        """The version of the files, see `MappedFiles.version`. Keys of cached results hold it besides the fingerprint,
+        which does not cover every byte.
+        """
+        versions = " ".join(map(self.maps.version, range(len(self.maps.files))))
+        return xxhash.xxh3_128_hexdigest(versions.encode())
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Return whether files with this fingerprint and number of rows have since grown into these."""
+        return fingerprint in self.prefixes(rows)
