@@ -18,8 +18,7 @@ from mds_writer import write_mds
 from typer.testing import CliRunner
 
 from penstock.errors import ShardError, StorageError
-from penstock.shards.mds import MDSFolder
-from penstock.shards.mds.compression import COMPRESSIONS
+from penstock.shards.mds import MDSFolder, files
 from penstock.storage import Cache, Storage
 from penstock.tools.cli.app import app
 
@@ -43,15 +42,15 @@ def _sum(folder: Path, cache: Path, start: Any, answer: Any) -> None:
 def test_one_process_unpacks_while_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = simple(300)
     write_mds(tmp_path / "d", SIMPLE, samples, per_shard=100, compression=["bz2"])
-    unpack = COMPRESSIONS["bz2"]
+    unpack = files.decompress
 
-    def slow(data: bytes, size: int) -> bytes:
+    def slow(*arguments: Any, name: str) -> bytes:
         with (tmp_path / "log").open("a") as log:
             log.write("x")
         time.sleep(0.1)  # the other has to wait for this
-        return unpack(data, size)
+        return unpack(*arguments, name=name)
 
-    monkeypatch.setitem(COMPRESSIONS, "bz2", slow)
+    monkeypatch.setattr(files, "decompress", slow)
     context = multiprocessing.get_context("fork")
     start, answer = context.Barrier(3), context.SimpleQueue()
     arguments = (tmp_path / "d", tmp_path / "cache", start, answer)

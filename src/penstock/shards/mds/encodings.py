@@ -38,23 +38,22 @@ __all__ = ["Decoder", "encoding_size", "make_decoder"]
 
 Decoder = Callable[[bytes], Any]
 
-_SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _ARRAY_TYPES = {
     8: "uint8",
-    9: "int8",
     16: "uint16",
-    17: "int16",
-    18: "float16",
     32: "uint32",
-    33: "int32",
-    34: "float32",
     64: "uint64",
+    9: "int8",
+    17: "int16",
+    33: "int32",
     65: "int64",
+    18: "float16",
+    34: "float32",
     66: "float64",
 }
+_SCALARS = tuple(_ARRAY_TYPES.values())
 _MODES = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3, "LAB": 3, "HSV": 3}
 _WIDE_MODES = {"I": 4, "F": 4, "I;16": 2}
-_U32 = struct.Struct("<I")
 
 
 def encoding_size(encoding: str) -> int | None:
@@ -100,7 +99,10 @@ def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = Fal
         return pickle.loads
     if encoding in _PLAIN:
         return _PLAIN[encoding]
-    return _IMAGES[encoding](images)
+    decoders, begin = _IMAGES[encoding]
+    if images == "pil":
+        _pillow()  # fail now, not at the first sample
+    return decoders[images] if begin is None else partial(_list, begin, decoders[images])
 
 
 # Scalars, text and arrays.
@@ -178,26 +180,22 @@ _PLAIN: dict[str, Decoder] = {
 # Images: one function for each kind (encoded or raw) and each requested form.
 
 
-def _parts(data: bytes, begin: int) -> list[bytes]:
+def _list(begin: int, decode: Decoder, data: bytes) -> list[Any]:
     """Return the values of a list, stored from ``begin`` on as count, sizes, values."""
     if len(data) < begin + 4:
         raise ValueError(f"a list of {len(data)} bytes has no count")
-    count = _U32.unpack_from(data, begin)[0]
+    count = int.from_bytes(data[begin : begin + 4], "little")
     at = begin + 4 + 4 * count
     if len(data) < at:
         raise ValueError(f"a list of {count} values ends within their sizes")
     sizes = np.frombuffer(data, "<u4", count, begin + 4).tolist()
     if at + sum(sizes) != len(data):
         raise ValueError(f"a list whose values take {sum(sizes)} bytes has {len(data) - at}")
-    parts = []
+    values = []
     for size in sizes:
-        parts.append(data[at : at + size])
+        values.append(decode(data[at : at + size]))
         at += size
-    return parts
-
-
-def _list(begin: int, decode: Decoder, data: bytes) -> list[Any]:
-    return [decode(part) for part in _parts(data, begin)]
+    return values
 
 
 def _pixels(data: bytes) -> tuple[str, tuple[int, int], bytes]:
@@ -260,23 +258,17 @@ def _file_rgb(data: bytes) -> Any:
     return decode(data)
 
 
-def _image_decoder(decoders: dict[str, Decoder], begin: int | None, images: str) -> Decoder:
-    decode = decoders[images]
-    if images == "pil":
-        _pillow()  # fail now, not at the first sample
-    return decode if begin is None else partial(_list, begin, decode)
-
-
 _FILE: dict[str, Decoder] = {"pil": _file_pillow, "rgb": _file_rgb, "bytes": bytes}
 _RAW: dict[str, Decoder] = {"pil": _raw_pillow, "rgb": _raw_rgb, "bytes": bytes}
 
-_IMAGES: dict[str, Callable[[str], Decoder]] = {
-    "pil": partial(_image_decoder, _RAW, None),
-    "jpeg": partial(_image_decoder, _FILE, None),
-    "png": partial(_image_decoder, _FILE, None),
-    "jpeg_array": partial(_image_decoder, _FILE, 0),
-    "jpegarray": partial(_image_decoder, _FILE, 0),
-    "list[jpeg]": partial(_image_decoder, _FILE, 4),
-    "list[png]": partial(_image_decoder, _FILE, 4),
-    "list[pil]": partial(_image_decoder, _RAW, 4),
+_IMAGES: dict[str, tuple[dict[str, Decoder], int | None]] = {
+    "pil": (_RAW, None),
+    "jpeg": (_FILE, None),
+    "png": (_FILE, None),
+    "jpeg_array": (_FILE, 0),
+    "jpegarray": (_FILE, 0),
+    "list[jpeg]": (_FILE, 4),
+    "list[png]": (_FILE, 4),
+    "list[pil]": (_RAW, 4),
 }
+"""The decoders of each encoding, and the first byte of the list if it is one."""

@@ -14,9 +14,10 @@ import hashlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 
 from penstock.errors import (
@@ -28,19 +29,16 @@ from penstock.errors import (
     StorageUnavailableError,
     TruncatedShardError,
 )
-from penstock.shards.mds.compression import decompress
-from penstock.shards.mds.index import Part, ShardInfo
+from penstock.shards.mds.index import COMPRESSIONS, Part, ShardInfo
 from penstock.shards.stored import StoredShard
 from penstock.storage import Cache, File, RemoteSource, Storage
 from penstock.storage.backend import Stat
 from penstock.storage.files import SHARD
 from penstock.storage.parallel_requests import in_threads
 
-__all__ = ["HASHES", "Files", "check_hash"]
+__all__ = ["HASHES", "Files", "decompress"]
 
 _LONGEST = 3600.0  # seconds for which other processes wait while a shard is decompressed
-
-Buffer = bytes | mmap.mmap
 
 HASHES: dict[str, Callable[[], Any]] = {
     **{
@@ -77,10 +75,7 @@ class Files:
     ) -> None:
         if validate_hash is not None and validate_hash not in HASHES:
             raise ConfigError(f"unknown hash {validate_hash!r}: use one of {', '.join(HASHES)}")
-        self.folder = folder
-        self.storage = storage
-        self.cache_dir = cache_dir
-        self.validate_hash = validate_hash
+        self.folder, self.storage, self.cache_dir, self.validate_hash = folder, storage, cache_dir, validate_hash
         self.versions: dict[str, Stat] = {}
         """The known versions of files by URL, for copies of this object in other processes."""
         self._listed: set[str] = set()
@@ -93,18 +88,20 @@ class Files:
             ShardError: a damaged file, or a hash that differs from the index.
             StorageError: the store fails, or the cache has no room.
         """
-        name, file = self._name(info.raw), None
+        name, source = self._name(info.raw), None
         if info.packed is not None and (self.storage is not None or not os.path.exists(name)):
             packed = self._source(info.packed)
             if packed is not None:
+                cache = self.cache_dir or (self.storage or Storage()).the_cache()
+                cache = Cache(cache) if isinstance(cache, str) else cache
                 whole = _Unpacked(name, info.raw.size, packed, partial(self._unpack, packed, info))
-                file = self._copies.open(whole, progress=False).of(SHARD)
-        source = file or self._source(info.raw)
+                source = cache.open(whole, progress=False)
+        source = source or self._source(info.raw)
         if source is None:
             if info.packed is None:
                 raise ShardIOError(f"{name} is missing: copy it again, or remove it from the index")
             raise ShardIOError(f"both {name} and {info.packed.basename} are missing: copy one of them again")
-        file = source if isinstance(source, File) else source.local(progress=False).of(SHARD)
+        file = (source if isinstance(source, File) else source.local(progress=False)).of(SHARD)
         self._check(file.path, info.raw, file.map or b"")
         return file
 
@@ -118,9 +115,8 @@ class Files:
         return [StoredShard(number, name, part.size, how, self.versions.get(name)) for number, part, name in plain]
 
     def _name(self, part: Part) -> str:
-        return (
-            f"{self.folder}/{part.basename}" if self.storage is not None else os.path.join(self.folder, part.basename)
-        )
+        remote = self.storage is not None
+        return f"{self.folder}/{part.basename}" if remote else os.path.join(self.folder, part.basename)
 
     def _source(self, part: Part) -> File | RemoteSource | None:
         """Return a file of the folder, in a store in the version first seen; None if it is missing."""
@@ -147,17 +143,10 @@ class Files:
                 pass
         return self.versions.get(name)
 
-    @cached_property
-    def _copies(self) -> Cache:
-        """The cache of decompressed shards, which shares its limit with other copies."""
-        if self.cache_dir is None:
-            return (self.storage or Storage()).the_cache()
-        return self.cache_dir if isinstance(self.cache_dir, Cache) else Cache(self.cache_dir)
-
     def _unpack(self, source: File | RemoteSource, info: ShardInfo) -> bytes:
-        packed, compression = info.packed, info.compression
+        packed = info.packed
         assert packed is not None
-        assert compression is not None
+        assert info.compression is not None
         if source.size < packed.size:
             raise TruncatedShardError(
                 f"{source.url} ends at byte {source.size}, but has {packed.size} bytes in the index: copy it again"
@@ -169,13 +158,30 @@ class Files:
         whole = source if isinstance(source, File) else source.local(progress=False)
         data = whole.read_at(0, source.size)
         self._check(source.url, packed, data)
-        content = decompress(compression, data, info.raw.size, name=source.url)
+        content = decompress(info.compression, data, info.raw.size, name=source.url)
         self._check(source.url, info.raw, content)
         return content
 
-    def _check(self, path: str, part: Part, content: Buffer) -> None:
-        if self.validate_hash is not None:
-            check_hash(path, part.hashes, self.validate_hash, content)
+    def _check(self, path: str, part: Part, content: bytes | mmap.mmap) -> None:
+        """Check a file's content against the hash in the index, if ``validate_hash`` is set.
+
+        Raises:
+            ConfigError: the index lacks this hash.
+            ShardError: the hashes differ.
+        """
+        algorithm, hashes = self.validate_hash, part.hashes
+        if algorithm is None:
+            return
+        if algorithm not in hashes:
+            there = f"those by {', '.join(sorted(hashes))}" if hashes else "none at all"
+            raise ConfigError(f"the index has no {algorithm} hash for {path}, it has {there}: see validate_hash=")
+        digest = HASHES[algorithm]()
+        digest.update(content)
+        if digest.hexdigest() != hashes[algorithm].lower():
+            raise ShardError(
+                f"{path} has {algorithm} {digest.hexdigest()}, but {hashes[algorithm]} in the index: it is damaged, "
+                "copy it again"
+            )
 
 
 class _Unpacked:
@@ -196,20 +202,40 @@ class _Unpacked:
         write(begin, self._make())
 
 
-def check_hash(path: str, hashes: dict[str, str], algorithm: str, content: Buffer) -> None:
-    """Check a file's content against the hash in the index.
+def decompress(algorithm: str, data: bytes, size: int, *, name: str) -> bytes:
+    """Return the content of a compressed file.
+
+    Args:
+        algorithm: a key of `COMPRESSIONS`.
+        data: the whole file.
+        size: bytes of the content. It also limits the output, so a small file cannot fill the memory.
+        name: the name of the file, for messages.
 
     Raises:
-        ConfigError: the index lacks this hash.
-        ShardError: the hashes differ.
+        ShardError: the file is damaged, or its content has another size.
     """
-    if algorithm not in hashes:
-        there = f"those by {', '.join(sorted(hashes))}" if hashes else "none at all"
-        raise ConfigError(f"the index has no {algorithm} hash for {path}, it has {there}: see validate_hash=")
-    digest = HASHES[algorithm]()
-    digest.update(content)
-    if digest.hexdigest() != hashes[algorithm].lower():
-        raise ShardError(
-            f"{path} has {algorithm} {digest.hexdigest()}, but {hashes[algorithm]} in the index: it is damaged, copy "
-            "it again"
-        )
+    try:
+        if algorithm == "snappy":
+            known = _snappy_size(data)
+            if known != size:  # Arrow would leave the rest uninitialised
+                raise ValueError(f"its block holds {known} bytes")
+            content: bytes = pa.Codec(algorithm).decompress(data, decompressed_size=size, asbytes=True)
+        else:
+            content = pa.CompressedInputStream(pa.BufferReader(data), COMPRESSIONS[algorithm]).read(size + 1)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ShardError(f"{name} cannot be decompressed as {algorithm}: {error}. Copy it again") from error
+    if len(content) != size:
+        found = f"more than {size}" if len(content) > size else str(len(content))
+        raise ShardError(f"{name} has {found} bytes when decompressed, but {size} in the index: copy it again")
+    return content
+
+
+def _snappy_size(data: bytes) -> int:
+    """Return the size of the content of a raw block, with which it begins, 7 bits a byte."""
+    size = shift = 0
+    for byte in data[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return size

@@ -23,10 +23,11 @@ from penstock.images.files import FORMS, Form, is_image
 from penstock.images.sample_record import ColumnRecord, label_column
 from penstock.order.permutation import normalise
 from penstock.shards.mds.files import Files
-from penstock.shards.mds.index import Columns, Index, parse_index, prefix_fingerprint
+from penstock.shards.mds.index import Columns, fingerprint, parse_index
 from penstock.shards.mds.shard import Reader, Shard
 from penstock.shards.stored import StoredShard
 from penstock.sources.batched import BatchedDataset
+from penstock.sources.files_source import FilesSource
 from penstock.storage import Cache, File, Storage, is_remote
 from penstock.storage.backend import Stat
 from penstock.storage.file_pool import FilePool
@@ -37,7 +38,7 @@ from penstock.wording import counted
 __all__ = ["MDSFolder"]
 
 
-class MDSFolder(BatchedDataset):
+class MDSFolder(FilesSource, BatchedDataset):
     """The samples of an MDS dataset, map-style. All processes of a machine share the pages of the files.
 
     Args:
@@ -87,25 +88,31 @@ class MDSFolder(BatchedDataset):
         if storage is not None and not remote:
             raise ConfigError(f"storage= is for URLs, but {path!r} is a local folder")
         self.path = os.path.join(os.fspath(path).rstrip("/") if remote else _local(path), *([split] if split else []))
+        self.images, self.allow_pickle = images, allow_pickle
         self._names = None if columns is None else tuple(columns)
-        self.images = images
-        self.allow_pickle = allow_pickle
         cache = cache_dir if cache_dir is None or isinstance(cache_dir, Cache) else os.path.abspath(_local(cache_dir))
-        self._storage = storage
-        reached = (storage or Storage()) if remote else None
-        self._files = Files(self.path, reached, cache_dir=cache, validate_hash=validate_hash)
-        self._index = _read_index(self.path, reached)
+        self._storage, how = storage, (storage or Storage()) if remote else None
+        self._files = Files(self.path, how, cache_dir=cache, validate_hash=validate_hash)
+        if how is not None:
+            name = f"{self.path}/index.json"
+            self._index, file = parse_index(how.read(name), shown(name)), None
+        else:
+            file = _index_file(self.path)
+            self._index = parse_index(file.read_exact(file.size, 0), file.path)
         # Without hashes, the fingerprint does not tell contents apart.
         self._written: tuple[int, int] | None = None
-        if not remote and not all(shard.raw.hashes for shard in self._index.shards):
-            index = self._index_file()
-            index.settle()
-            self._written = index.size, index.mtime_ns
-        self._starts: list[int] = self._index.starts.tolist()
+        if file is not None and not all(shard.raw.hashes for shard in self._index.shards):
+            file.settle()
+            self._written = file.size, file.mtime_ns
+        self.starts = self._index.starts
+        self._starts: list[int] = self.starts.tolist()
         self._readers: dict[Columns, Reader] = {}
         self._open: FilePool[Shard] = FilePool(copies=True)
-        for columns_ in {shard.columns for shard in self._index.shards}:
-            self._reader(columns_)
+        for shared in {id(shard.columns): shard.columns for shard in self._index.shards}.values():
+            try:
+                self._readers[shared] = Reader(shared, self._names, images=images, allow_pickle=allow_pickle)
+            except ConfigError as error:
+                raise ConfigError(f"{self.path}: {error}") from None
 
     # Properties.
 
@@ -124,6 +131,10 @@ class MDSFolder(BatchedDataset):
         return self._index.fingerprint
 
     @property
+    def version(self) -> str:
+        return "" if self._written is None else f"{self.path} {self._written}"
+
+    @property
     def columns(self) -> dict[str, str]:
         """The columns that are read, with their encodings, from the first shard."""
         if not self._index.shards:
@@ -137,18 +148,12 @@ class MDSFolder(BatchedDataset):
         """The number of samples of each shard."""
         return [shard.samples for shard in self._index.shards]
 
-    @property
-    def starts(self) -> list[int]:
-        """The first sample number of each shard, and the number of all samples."""
-        return self._starts
-
     def stored(self) -> list[StoredShard]:
         """Return the shards that are fetched from a store uncompressed."""
         return self._files.stored(self._index.shards)
 
-    def is_prefix_of_current(self, fingerprint: str, samples: int) -> bool:
-        """Return whether a dataset with this fingerprint and number of samples has since grown into this one."""
-        return samples in self._starts and prefix_fingerprint(self._index, samples) == fingerprint
+    def prefixes(self, rows: int) -> list[str]:
+        return [fingerprint(self._index.shards[:end]) for end, start in enumerate(self._starts) if start == rows]
 
     # Samples.
 
@@ -167,14 +172,33 @@ class MDSFolder(BatchedDataset):
         """Return several samples, for our loaders; keys are ignored, since nothing is random."""
         return self.records(indices)
 
-    def records(self, indices: Any) -> list[dict[str, Any]]:
+    def records(self, rows: Any) -> list[dict[str, Any]]:
         """Return several samples, in this order; they are read in file order."""
-        numbers = normalise(indices, len(self))
+        numbers = normalise(rows, len(self))
         order = np.argsort(numbers, kind="stable").tolist()
         samples: list[Any] = [None] * len(order)
         for place, number in zip(order, numbers[order].tolist(), strict=True):
             samples[place] = self._sample(number)
         return samples
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield all samples in file order."""
+        return map(self._sample, range(len(self)))
+
+    def _sample(self, number: int) -> dict[str, Any]:
+        shard = bisect.bisect_right(self._starts, number) - 1
+        found = self._open.find(shard)
+        if found is None:
+            if self._written is not None:
+                _index_file(self.path).expect(*self._written)
+            info = self._index.shards[shard]
+            found = self._open.add(shard, Shard(self._files.open(info), info, self._readers[info.columns]))
+        return found[number - self._starts[shard]]
+
+    def row_name(self, row: int) -> str:
+        """Return folder, shard and sample, for messages."""
+        shard = bisect.bisect_right(self._starts, row) - 1
+        return f"{shown(self.path)}: sample {row - self._starts[shard]} of shard {shard}"
 
     def image_and_label(self) -> tuple[str, str | None]:
         """Return the columns of images and labels, for `penstock.ImageDataset`: the first column of encoded image
@@ -202,44 +226,6 @@ class MDSFolder(BatchedDataset):
             ColumnRecord(sample[image], f"{self.path}, sample {row}", sample, label, row)
             for row, sample in zip(rows.tolist(), self.records(rows), strict=True)
         ]
-
-    def row_name(self, row: int) -> str:
-        """Return folder, shard and sample, for messages."""
-        shard = bisect.bisect_right(self._starts, row) - 1
-        return f"{shown(self.path)}: sample {row - self._starts[shard]} of shard {shard}"
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield all samples in file order."""
-        return map(self._sample, range(len(self)))
-
-    def _sample(self, number: int) -> dict[str, Any]:
-        shard = bisect.bisect_right(self._starts, number) - 1
-        return self._shard(shard)[number - self._starts[shard]]
-
-    def _shard(self, number: int) -> Shard:
-        """Return an open shard."""
-        shard = self._open.find(number)
-        if shard is None:
-            if self._written is not None:
-                self._index_file().expect(*self._written)
-            info = self._index.shards[number]
-            shard = self._open.add(number, Shard(self._files.open(info), info, self._reader(info.columns)))
-        return shard
-
-    def _index_file(self) -> File:
-        return File(os.path.abspath(os.path.join(self.path, "index.json")), SHARD)
-
-    def _reader(self, columns: Columns) -> Reader:
-        reader = self._readers.get(columns)
-        if reader is None:
-            try:
-                reader = Reader(columns, self._names, images=self.images, allow_pickle=self.allow_pickle)
-            except ConfigError as error:
-                raise ConfigError(f"{self.path}: {error}") from None
-            self._readers[columns] = reader
-        return reader
-
-    # Pickling.
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
@@ -271,16 +257,11 @@ def _local(path: str | os.PathLike[str]) -> str:
     return found
 
 
-def _read_index(folder: str, storage: Storage | None) -> Index:
-    if storage is not None:
-        name = f"{folder}/index.json"
-        return parse_index(storage.read(name), shown(name))
-    path = Path(folder).absolute() / "index.json"
+def _index_file(folder: str) -> File:
     try:
-        return parse_index(path.read_bytes(), str(path))
-    except OSError as error:
+        return File(os.path.abspath(os.path.join(folder, "index.json")), SHARD)
+    except ShardIOError as error:
         splits = sorted(found.parent.name for found in Path(folder).glob("*/index.json"))
-        hint = f"; there is one in {', '.join(splits)}: name it with split=" if splits else ""
-        raised = ShardIOError(f"cannot read {path}: {error.strerror or error}{hint}")
-        raised.errno = error.errno
-        raise raised from error
+        if splits:
+            error.args = (f"{error}; there is one in {', '.join(splits)}: name it with split=",)
+        raise

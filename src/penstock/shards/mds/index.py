@@ -12,7 +12,7 @@ a `ShardError` that names the shard and the entry.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,13 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ShardError
-from penstock.shards.mds.compression import algorithm_of
 from penstock.shards.mds.encodings import encoding_size
 from penstock.storage.urls import is_inside
 
-__all__ = ["Columns", "Index", "Part", "ShardInfo", "parse_index", "prefix_fingerprint"]
+__all__ = ["COMPRESSIONS", "Columns", "Index", "Part", "ShardInfo", "fingerprint", "parse_index"]
+
+COMPRESSIONS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
+"""The compressions of shards, and Arrow's names for them."""
 
 _MAX_BYTES = 1 << 32  # offsets are 32 bits
 
@@ -86,88 +88,91 @@ def parse_index(text: bytes, path: str) -> Index:
         raise ShardError(f"{path} is not JSON: {error}. Write it again with the shards") from None
     if not isinstance(index, dict) or "shards" not in index:
         raise ShardError(f"{path} is not an MDS index: it has no 'shards'")
-    if index.get("version") != 2 or isinstance(index.get("version"), bool):
-        raise ShardError(f"{path} has version {index.get('version')!r}, but only version 2 is supported")
+    _check_version(index, path)
     if not isinstance(index["shards"], list):
         raise ShardError(f"{path}: 'shards' is not a list")
-    known: dict[Columns, Columns] = {}
+    known: dict[str, Columns] = {}
     shards = [_shard(entry, f"{path}, shard {number}", known) for number, entry in enumerate(index["shards"])]
-    counts = np.array([0, *(shard.samples for shard in shards)], dtype=np.int64)
-    return Index(shards, np.cumsum(counts), _fingerprint(shards))
+    starts = np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64)
+    return Index(shards, starts, fingerprint(shards))
 
 
-def _shard(entry: Any, where: str, known: dict[Columns, Columns]) -> ShardInfo:
-    if not isinstance(entry, Mapping):
+def _check_version(entry: dict[str, Any], where: str) -> None:
+    version = entry.get("version")
+    if version != 2 or isinstance(version, bool):
+        raise ShardError(f"{where} has version {version!r}, but only version 2 is supported")
+
+
+def _shard(entry: Any, where: str, known: dict[str, Columns]) -> ShardInfo:
+    if not isinstance(entry, dict):
         raise ShardError(f"{where} is not an object")
     if entry.get("format") != "mds":
         raise ShardError(f"{where} has format {entry.get('format')!r}: only 'mds' is supported")
-    if entry.get("version") != 2 or isinstance(entry.get("version"), bool):
-        raise ShardError(f"{where} has version {entry.get('version')!r}, but only version 2 is supported")
-    samples = _count(entry.get("samples"), _MAX_BYTES // 4, f"{where}: 'samples'")
-    raw = _part(entry.get("raw_data"), f"{where}, raw_data")
-    packed = None if entry.get("zip_data") is None else _part(entry["zip_data"], f"{where}, zip_data")
+    _check_version(entry, where)
+    samples = _count(entry.get("samples"), _MAX_BYTES // 4, where, "'samples'")
+    raw = _part(entry.get("raw_data"), where, "raw_data")
+    packed = None if entry.get("zip_data") is None else _part(entry["zip_data"], where, "zip_data")
     compression = entry.get("compression")
     if compression is not None:
         if not isinstance(compression, str):
             raise ShardError(f"{where}: 'compression' is {compression!r}, not a name")
-        compression = _named(where, algorithm_of, compression)
-    if packed is not None and compression is None:
+        algorithm, _, level = compression.partition(":")
+        if algorithm not in COMPRESSIONS or (level and not level.isdigit()):
+            raise ShardError(f"{where}: unknown compression {compression!r}: MDS has {', '.join(COMPRESSIONS)}")
+        compression = algorithm
+    elif packed is not None:
         raise ShardError(f"{where} has zip_data, but no compression")
-    return ShardInfo(samples, _columns(entry, where, known), raw, packed, compression)
-
-
-def _columns(entry: Mapping[str, Any], where: str, known: dict[Columns, Columns]) -> Columns:
     lists = [entry.get(f"column_{name}") for name in ("names", "encodings", "sizes")]
+    key = repr(lists)
+    if key not in known:  # nearly all shards have the columns of the first
+        known[key] = _columns(lists, where)
+    return ShardInfo(samples, known[key], raw, packed, compression)
+
+
+def _columns(lists: list[Any], where: str) -> Columns:
     if not all(isinstance(values, list) for values in lists):
         raise ShardError(f"{where}: column_names, column_encodings and column_sizes must be lists")
-    names, encodings, sizes = (list(values or ()) for values in lists)
+    names, encodings, sizes = lists
     if not len(names) == len(encodings) == len(sizes) or not names:
         raise ShardError(
             f"{where} has {len(names)} column_names, {len(encodings)} column_encodings and {len(sizes)} column_sizes"
         )
     if not all(isinstance(value, str) for value in (*names, *encodings)):
         raise ShardError(f"{where}: names and encodings of columns must be text")
-    columns = Columns(tuple(names), tuple(encodings), tuple(sizes))
-    if all(size is None or type(size) is int for size in sizes) and columns in known:
-        return known[columns]  # nearly all shards have the columns of the first
     if len(set(names)) != len(names):
         raise ShardError(f"{where} has two columns of the same name")
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
         column = f"{where}, column {name!r}"
-        fixed = _named(column, encoding_size, encoding)
+        try:
+            fixed = encoding_size(encoding)
+        except ShardError as error:
+            raise ShardError(f"{column}: {error}") from None
         if size is not None:
-            _count(size, _MAX_BYTES, f"{column}: size")
+            _count(size, _MAX_BYTES, column, "size")
         if fixed is not None and size not in (None, fixed):
             raise ShardError(f"{column}: a value of encoding {encoding} has {fixed} bytes, not {size}")
-    known[columns] = columns
-    return columns
+    return Columns(tuple(names), tuple(encodings), tuple(sizes))
 
 
-def _part(entry: Any, where: str) -> Part:
-    if not isinstance(entry, Mapping):
-        raise ShardError(f"{where} is not an object")
+def _part(entry: Any, where: str, name: str) -> Part:
+    if not isinstance(entry, dict):
+        raise ShardError(f"{where}, {name} is not an object")
     basename, hashes = entry.get("basename"), entry.get("hashes") or {}
     if not isinstance(basename, str) or not is_inside(basename):
-        raise ShardError(f"{where}: basename {basename!r} is not a file within the folder of the index")
-    if not isinstance(hashes, Mapping) or not all(isinstance(text, str) for text in (*hashes, *hashes.values())):
-        raise ShardError(f"{where}: 'hashes' must map algorithms to texts")
-    return Part(basename, _count(entry.get("bytes"), _MAX_BYTES, f"{where}: 'bytes'"), dict(hashes))
+        raise ShardError(f"{where}, {name}: basename {basename!r} is not a file within the folder of the index")
+    if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
+        raise ShardError(f"{where}, {name}: 'hashes' must map algorithms to texts")
+    return Part(basename, _count(entry.get("bytes"), _MAX_BYTES, where, f"{name}: 'bytes'"), hashes)
 
 
-def _count(value: Any, limit: int, what: str) -> int:
+def _count(value: Any, limit: int, where: str, what: str) -> int:
     if type(value) is not int or not 0 <= value <= limit:
-        raise ShardError(f"{what} is {value!r}: it must be an integer from 0 to {limit}")
+        raise ShardError(f"{where}: {what} is {value!r}: it must be an integer from 0 to {limit}")
     return value
 
 
-def _named(where: str, function: Any, value: str) -> Any:
-    try:
-        return function(value)
-    except ShardError as error:
-        raise ShardError(f"{where}: {error}") from None
-
-
-def _fingerprint(shards: Sequence[ShardInfo]) -> str:
+def fingerprint(shards: Sequence[ShardInfo]) -> str:
+    """Return the fingerprint of shards, see `Index`."""
     digest = xxhash.xxh3_128()
     before = None
     for shard in shards:
@@ -176,15 +181,3 @@ def _fingerprint(shards: Sequence[ShardInfo]) -> str:
             digest.update(json.dumps(before).encode())
         digest.update(json.dumps([shard.samples, shard.raw.size, sorted(shard.raw.hashes.items())]).encode())
     return digest.hexdigest()
-
-
-def prefix_fingerprint(index: Index, samples: int) -> str:
-    """Return the fingerprint of the first shards with ``samples`` samples in total.
-
-    Raises:
-        ShardError: no shard ends there.
-    """
-    number = int(np.searchsorted(index.starts, samples, "right")) - 1
-    if samples < 0 or index.starts[number] != samples:
-        raise ShardError(f"no shard ends after {samples} samples")
-    return _fingerprint(index.shards[:number])

@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import (
-    ConfigError,
-    ShardError,
-    TruncatedShardError,
-)
+from penstock.errors import ConfigError, ShardError, TruncatedShardError
 from penstock.shards.mds.encodings import Decoder, make_decoder
 from penstock.shards.mds.index import Columns, ShardInfo
 from penstock.storage import File
@@ -103,69 +99,34 @@ class Shard:
     """
 
     def __init__(self, file: File, info: ShardInfo, reader: Reader) -> None:
-        self.path, self.file = file.path, file
-        self._reader = reader
-        self._check_size(info)
-        assert self.file.map is not None
-        self._offsets = np.frombuffer(self.file.map, "<u4", info.samples + 1, 4)
-        self._check_header(info)
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def read(self, number: int) -> bytes:
-        """Return the bytes of a sample.
-
-        Raises:
-            ShardChangedError: the file has changed since it was opened.
-        """
-        self.file.check()
-        assert self.file.map is not None
-        return self.file.map[int(self._offsets[number]) : int(self._offsets[number + 1])]
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return a decoded sample.
-
-        Raises:
-            ShardError: it is damaged.
-            ShardChangedError: the file has changed since it was opened.
-        """
-        data = self.read(number)
-        try:
-            return self._reader.read(data)
-        except ShardError as error:
-            raise ShardError(f"{self.path}, sample {number}: {error}") from error.__cause__
-
-    def _check_size(self, info: ShardInfo) -> None:
-        size = self.file.size
+        self.path, self.file, self._reader = file.path, file, reader
+        size, count = file.size, info.samples
         if size < info.raw.size:
             raise TruncatedShardError(
                 f"{self.path} ends at byte {size}, but has {info.raw.size} bytes in the index: copy it again"
             )
-        if size > info.raw.size or size < 4 + 4 * (info.samples + 1):
+        begin = 4 + 4 * (count + 1)
+        if size > info.raw.size or size < begin:
             raise ShardError(
-                f"{self.path} has {size} bytes for {info.samples} samples, but {info.raw.size} in the index: index and "
-                "shard do not belong together"
+                f"{self.path} has {size} bytes for {count} samples, but {info.raw.size} in the index: index and shard "
+                "do not belong together"
             )
-
-    def _check_header(self, info: ShardInfo) -> None:
-        assert self.file.map is not None
-        (count,) = struct.unpack_from("<I", self.file.map)
-        if count != info.samples:
-            raise ShardError(f"{self.path} has {count} samples, but {info.samples} in the index")
-        offsets, begin = self._offsets, 4 + 4 * (count + 1)
+        assert file.map is not None
+        self._offsets = offsets = np.frombuffer(file.map, "<u4", count + 1, 4)
+        (found,) = struct.unpack_from("<I", file.map)
+        if found != count:
+            raise ShardError(f"{self.path} has {found} samples, but {count} in the index")
         first, last = int(offsets[0]), int(offsets[-1])
-        if first < begin or last != self.file.size:
+        if first < begin or last != size:
             raise ShardError(
                 f"{self.path} has samples from byte {first} to {last}, but they must begin at {begin} or later and end "
-                f"at {self.file.size}, its end"
+                f"at {size}, its end"
             )
         wrong = np.flatnonzero(offsets[1:] < offsets[:-1])
         if wrong.size:
             raise ShardError(f"{self.path}, sample {int(wrong[0])}: it ends before it begins")
-        header = self.file.map[begin:first]
-        if header:
-            self._check_columns(header, info.columns)
+        if first > begin:
+            self._check_columns(file.map[begin:first], info.columns)
 
     def _check_columns(self, header: bytes, columns: Columns) -> None:
         """Check the columns in the header: different columns would give wrong values."""
@@ -175,5 +136,20 @@ class Shard:
             raise ShardError(f"{self.path} has a damaged header: {error}") from None
         names = ("column_names", "column_encodings", "column_sizes")
         expected = [list(values) for values in columns]
-        if not isinstance(found, Mapping) or [found.get(name) for name in names] != expected:
+        if not isinstance(found, dict) or [found.get(name) for name in names] != expected:
             raise ShardError(f"{self.path} has other columns than the index: they do not belong together")
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return a decoded sample.
+
+        Raises:
+            ShardError: it is damaged.
+            ShardChangedError: the file has changed since it was opened.
+        """
+        self.file.check()
+        assert self.file.map is not None
+        data = self.file.map[int(self._offsets[number]) : int(self._offsets[number + 1])]
+        try:
+            return self._reader.read(data)
+        except ShardError as error:
+            raise ShardError(f"{self.path}, sample {number}: {error}") from error.__cause__
