@@ -177,3 +177,26 @@ def test_a_sample_without_text_is_named_by_its_shard(tmp_path: Path) -> None:
         tokenize(MDSDataset(root), tmp_path / "out", letters, dtype="int8", workers=1, progress=False)
     with pytest.raises(DataFileError, match=r"mds: sample 0 of shard 0 has no column 'body'"):
         tokenize(MDSDataset(root), tmp_path / "other", letters, column="body", dtype="int8", workers=1, progress=False)
+
+
+class UpTo:
+    """A measure that fails from a sample on: a job that is killed."""
+
+    fingerprint = "label"
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def __call__(self, sample: dict[str, Any]) -> int:
+        if sample["label"] > self.last:
+            raise RuntimeError("killed")
+        return int(sample["label"])
+
+
+def test_a_count_does_not_continue_on_a_folder_that_was_written_again(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds", {"label": "int"}, [{"label": k} for k in range(2000)], per_shard=500)
+    with pytest.raises(RuntimeError, match="killed"):
+        count_lengths(MDSDataset(tmp_path / "mds"), tmp_path / "lengths.npy", measure=UpTo(1500))
+    write_mds(tmp_path / "mds", {"label": "int"}, [{"label": 7} for _ in range(2000)], per_shard=500)
+    found = count_lengths(MDSDataset(tmp_path / "mds"), tmp_path / "lengths.npy", measure=UpTo(1500))
+    assert (found.kept, found.tokens) == (0, 14_000)
