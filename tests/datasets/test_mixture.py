@@ -7,6 +7,7 @@ import json
 import pickle
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -558,3 +559,11 @@ def test_schedules_that_make_no_sense(options: dict[str, Any], message: str) -> 
 def test_counts_cannot_change() -> None:
     with pytest.raises(ConfigError, match="counts of samples"):
         make([11, 20], [1, 1], mode="repeat").set_weights([1, 2], at=0)
+
+
+def test_records_of_sources_with_an_own_order(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text("".join(f"{name}{i}.jpg {i}\n" for i in range(12)))
+    sources = [RankDataset(tmp_path / name, rank=0, world_size=1, seed=3) for name in "ab"]
+    mixture = Mixture([(source, 1) for source in sources], rank=0, world_size=1)
+    assert mixture.records(range(len(mixture))) == list(mixture)

@@ -9,7 +9,6 @@ import warnings
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 from entries_support import closed, opened
 from mixture_support import Numbers, StatefulStream, Stream
@@ -18,7 +17,6 @@ from torch.utils.data import IterableDataset
 from penstock import DataLoader, Mixture
 from penstock.datasets.mixture_stream import MixtureStream
 from penstock.errors import ConfigError, StateError
-from penstock.order.mixture import BlockMixture
 
 
 def make(kind: Any = Stream, sizes: tuple[int, ...] = (10, 30), **options: Any) -> Any:
@@ -29,11 +27,14 @@ def test_proportions_and_ends() -> None:
     mixture = make(stop="first")
     assert isinstance(mixture, MixtureStream)
     found = list(mixture)
-    order = mixture._order(None, 0)
-    assert isinstance(order, BlockMixture)
-    assert [item // 1000 for item in found[:9]] == order.locate(np.arange(9))[0].tolist()
+    for length in range(len(found) + 1):
+        counted = Counter(f"source {item // 1000}" for item in found[:length])
+        assert mixture.counts(length) == {name: counted[name] for name in mixture.names}
     assert [item for item in found if item < 1000] == list(range(10))
-    assert len(set(found)) == len(found) == min(order.position(0, 10), order.position(1, 30))
+    # The next sample would be one that a source does not have.
+    ends = mixture.counts(len(found) + 1)
+    assert len(set(found)) == len(found)
+    assert ends["source 0"] > 10 or ends["source 1"] > 30
     everything = list(make())
     assert set(everything) >= {*range(10), *range(1000, 1030)}
     assert Counter(everything)[0] == 2

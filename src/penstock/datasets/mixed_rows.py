@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from penstock.datasets.mixing import Proportions, SourceStatistics
-from penstock.datasets.rows import has_rows, load_rows, row_count
+from penstock.datasets.rows import load_rows, row_count
 from penstock.datasets.source_dataset import EpochVaryingDataset
 from penstock.errors import ConfigError
 from penstock.hashing import mix
@@ -32,9 +32,7 @@ from penstock.order.mixture import (
     counts_before,
 )
 from penstock.order.permutation import Indices
-from penstock.random import sample_scope
 from penstock.samplers.identity import fingerprint_of
-from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
 from penstock.wording import counted
 
@@ -89,10 +87,22 @@ class MixedRows:
         self.sizes = list(map(row_count, datasets))
         self.starts = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64)
         self.proportions, self.stages = proportions, stages
-        self.shuffle, self._block, self._seed = shuffle, block, seed
+        self.shuffle, self._block, self.seed = shuffle, block, seed
         for _, weights in stages:
             self.check_weights(weights)
-        self.fingerprint = self._identity()
+        # Sources after the last one with a weight are left out.
+        count = max(number + 1 for _, weights in stages for number, weight in enumerate(weights) if weight)
+        identity = {
+            "sources": self.identities()[:count],
+            "order": MIXTURE_ORDER,
+            "weights": proportions.weights[:count],
+            "length": proportions.length,
+            "shuffle": shuffle,
+            **block,
+        }
+        if len(stages) > 1:
+            identity["schedule"] = [[stage.begin, stage.weights[:count]] for stage in stages[1:]]
+        self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
 
     def __len__(self) -> int:
         return self.proportions.length
@@ -118,7 +128,9 @@ class MixedRows:
         """Return the items of rows."""
         numbers = self.starts.searchsorted(rows, "right") - 1
         inside = rows - self.starts[numbers]
-        return [self._load_one(number, row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
+        return [
+            self._load(number, 0, [row], None)[0] for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)
+        ]
 
     # Rows by position.
 
@@ -130,46 +142,13 @@ class MixedRows:
         """Return the rows at the positions of an epoch."""
         return MixedOrder(self, epoch, self.stages_with(changes))
 
-    def turns(self, mixture: StagedMixture, had: Sequence[int], positions: Indices) -> Iterator[Turn]:
-        """Yield the rows at positions of an epoch, grouped by source and pass.
-
-        Args:
-            mixture: the mixture of the epoch.
-            had: number of samples of each source in earlier epochs.
-            positions: int64 of shape (n,).
-        """
-        numbers, ordinals = mixture.locate(positions)
-        ends = np.bincount(numbers, minlength=len(had)).cumsum().tolist()
-        by_source = np.argsort(numbers.astype(np.min_scalar_type(len(had))), kind="stable")
-        for number, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
-            if begin == end:
-                continue
-            places = by_source[begin:end]
-            # The samples of earlier epochs may exceed 64 bits, so they are added as a Python int.
-            before, begun = divmod(had[number], self.sizes[number])
-            inside = ordinals[places] + begun
-            rounds = inside // self.sizes[number]
-            inside -= rounds * self.sizes[number]
-            turns = [int(rounds[0])] if rounds.min() == rounds.max() else np.unique(rounds).tolist()
-            for turn in turns:
-                here: Any = slice(None) if len(turns) == 1 else rounds == turn
-                rows = self.turn_order(number, before + turn)[inside[here]]
-                excluded = self.excluded[number]
-                if excluded is not None:
-                    rows = excluded.replace(rows, self.seed_of(number), before + turn)
-                yield Turn(number, before + turn, places[here], rows)
-
     def seed_of(self, number: int) -> int:
         """Return the seed of a source's orders."""
-        return mix(self._seed, number)
+        return mix(self.seed, number)
 
     def turn_order(self, number: int, turn: int) -> Any:
         """Return the order of pass number ``turn`` through a source."""
         return make_order(self.shuffle, self.sizes[number], seed=self.seed_of(number), epoch=turn, **self._block)
-
-    def mixture(self, epoch: int, stages: WeightStages) -> StagedMixture:
-        """Return the source at each position of an epoch."""
-        return _mixture(stages, len(self), epoch, self._seed)
 
     # Items.
 
@@ -179,49 +158,25 @@ class MixedRows:
         Each source loads its items in one call; a source whose rows change with each pass, in one call per pass.
         """
         items: list[Any] = [None] * sum(len(turn.places) for turn in turns)
-        for number, turn, places, rows in self._grouped(turns):
-            mine = None if keys is None else [keys[at] for at in places.tolist()]
-            with stage(self.names[number]):
-                found = self._load(number, turn, rows.tolist(), mine)
-            for at, item in zip(places.tolist(), found, strict=True):
-                items[at] = item
-        return items
-
-    def _grouped(self, turns: list[Turn]) -> list[Turn]:
-        found: dict[tuple[int, int], list[Turn]] = {}
+        calls: dict[tuple[int, int], list[Turn]] = {}
         for turn in turns:
             varies = isinstance(self.datasets[turn.source], EpochVaryingDataset)
-            found.setdefault((turn.source, turn.turn if varies else 0), []).append(turn)
-        return [
-            Turn(*key, *(np.concatenate(parts) for parts in zip(*(part[2:] for part in group), strict=True)))
-            if len(group) > 1
-            else group[0]
-            for key, group in found.items()
-        ]
+            calls.setdefault((turn.source, turn.turn if varies else 0), []).append(turn)
+        for (number, turn_number), parts in calls.items():
+            places = np.concatenate([part.places for part in parts]).tolist()
+            rows = np.concatenate([part.rows for part in parts]).tolist()
+            mine = None if keys is None else [keys[at] for at in places]
+            with stage(self.names[number]):
+                found = self._load(number, turn_number, rows, mine)
+            for at, item in zip(places, found, strict=True):
+                items[at] = item
+        return items
 
     def _load(self, number: int, turn: int, rows: list[int], keys: Sequence[int] | None) -> list[Any]:
         dataset = self.datasets[number]
         if isinstance(dataset, EpochVaryingDataset):
             return dataset.load_pass(turn, rows, keys)
-        if has_rows(dataset):
-            return load_rows(dataset, rows, keys)
-        if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
-            return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
-        if keys is None:
-            return [self._load_one(number, row) for row in rows]
-        items = []
-        with sample_scope(0) as scope:
-            for row, key in zip(rows, keys, strict=True):
-                scope.move(key)
-                items.append(self._load_one(number, row))
-        return items
-
-    def _load_one(self, number: int, row: int) -> Any:
-        try:
-            return self.datasets[number][row]
-        except Exception as error:
-            error.add_note(f"while loading sample {row} of {self.names[number]}")
-            raise
+        return load_rows(dataset, rows, keys, name=self.names[number])
 
     # Statistics and identity.
 
@@ -229,29 +184,14 @@ class MixedRows:
         """Return the statistics of each source, see `Mixture.statistics`."""
         stages, length = self.stages_with(changes), len(self)
         weights = [stage.weights for stage in stages if stage.begin <= epoch * length + consumed][-1]
-        mixture, before = self.mixture(epoch, stages), counts_before(stages, epoch, length)
-        per_epoch, counts = mixture.counts(length), mixture.counts(consumed)
+        order = MixedOrder(self, epoch, stages)
+        per_epoch, counts = order.mixture.counts(length), order.mixture.counts(consumed)
         found = []
         for number, (name, size) in enumerate(zip(self.names, self.sizes, strict=True)):
-            had = before[number] + counts[number]
+            had = order.before[number] + counts[number]
             share = weights[number] / sum(weights)
             found.append(SourceStatistics(name, size, share, per_epoch[number], had, had / size))
         return found
-
-    def _identity(self) -> str:
-        """Return a hash of sources and order, leaving out the sources after the last one with a weight."""
-        count = max(number + 1 for stage in self.stages for number, weight in enumerate(stage.weights) if weight)
-        identity = {
-            "sources": self.identities()[:count],
-            "order": MIXTURE_ORDER,
-            "weights": self.proportions.weights[:count],
-            "length": self.proportions.length,
-            "shuffle": self.shuffle,
-            **self._block,
-        }
-        if len(self.stages) > 1:
-            identity["schedule"] = [[stage.begin, stage.weights[:count]] for stage in self.stages[1:]]
-        return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())
 
     def excluded_marks(self) -> list[ExclusionMark | None]:
         """Return number and hash of the excluded rows of each source, excluded by the mixture or the source."""
@@ -265,12 +205,17 @@ class MixedRows:
 
 
 class MixedOrder:
-    """The order of one epoch: ``order[positions]`` returns rows over all sources."""
+    """The order of one epoch: ``order[positions]`` returns rows over all sources.
+
+    Attributes:
+        mixture: the source at each position.
+        before: number of samples of each source in earlier epochs.
+    """
 
     def __init__(self, rows: MixedRows, epoch: int, stages: WeightStages) -> None:
         self._rows = rows
-        self.mixture = rows.mixture(epoch, stages)
-        self._consumed = counts_before(stages, epoch, len(rows))
+        self.mixture = _mixture(stages, len(rows), epoch, rows.seed)
+        self.before = counts_before(stages, epoch, len(rows))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -283,8 +228,28 @@ class MixedOrder:
         return found.reshape(places.shape) if places.ndim else int(found[0])
 
     def turns(self, positions: Indices) -> Iterator[Turn]:
-        """Yield the rows at positions, grouped by source and pass."""
-        return self._rows.turns(self.mixture, self._consumed, positions)
+        """Yield the rows at positions, int64 of shape (n,), grouped by source and pass."""
+        mixed = self._rows
+        numbers, ordinals = self.mixture.locate(positions)
+        ends = np.bincount(numbers, minlength=len(mixed.sizes)).cumsum().tolist()
+        by_source = np.argsort(numbers.astype(np.min_scalar_type(len(mixed.sizes))), kind="stable")
+        for number, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+            if begin == end:
+                continue
+            places, size = by_source[begin:end], mixed.sizes[number]
+            # The samples of earlier epochs may exceed 64 bits, so they are added as a Python int.
+            before, begun = divmod(self.before[number], size)
+            inside = ordinals[places] + begun
+            rounds = inside // size
+            inside -= rounds * size
+            turns = [int(rounds[0])] if rounds.min() == rounds.max() else np.unique(rounds).tolist()
+            for turn in turns:
+                here: Any = slice(None) if len(turns) == 1 else rounds == turn
+                rows = mixed.turn_order(number, before + turn)[inside[here]]
+                excluded = mixed.excluded[number]
+                if excluded is not None:
+                    rows = excluded.replace(rows, mixed.seed_of(number), before + turn)
+                yield Turn(number, before + turn, places[here], rows)
 
 
 @lru_cache(maxsize=8)

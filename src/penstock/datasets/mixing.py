@@ -6,17 +6,17 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.order.mixture import BlockMixture, WeightStage, WeightStages, exact_counts
+from penstock.order.mixture import BlockMixture
 from penstock.order.permutation import MAX_N
 
 __all__ = [
     "Proportions",
     "SourceStatistics",
     "make_proportions",
+    "read_names",
     "read_schedule",
     "read_weights",
     "split_sources",
@@ -26,8 +26,6 @@ __all__ = [
 # Fractions are exact if their common denominator is below this; otherwise they are rounded to one part in 10 ** 12.
 _FINEST = 1 << 40
 
-Stop = str | int | None
-
 
 class Proportions(NamedTuple):
     """The weights of sources as coprime integers, and the number of samples in an epoch (0 if unknown in advance)."""
@@ -35,20 +33,6 @@ class Proportions(NamedTuple):
     weights: tuple[int, ...]
     length: int
     stop: str | int
-
-    @property
-    def per_epoch(self) -> tuple[int, ...]:
-        """The number of samples of each source in an epoch; the same in all epochs."""
-        return exact_counts(self.weights, self.length)
-
-    def order(self, key: int, length: int | None) -> BlockMixture:
-        """Return the source at each position of an epoch with this key."""
-        return _order(self.weights, key, length)
-
-    def stages(self, schedule: Sequence[tuple[int, Sequence[Fraction]]]) -> WeightStages:
-        """Return these weights, followed by the weights of a schedule."""
-        later = (WeightStage(begin, whole_numbers(weights)) for begin, weights in schedule)
-        return (WeightStage(0, self.weights), *later)
 
 
 class SourceStatistics(NamedTuple):
@@ -71,24 +55,16 @@ class SourceStatistics(NamedTuple):
     passes: float
 
 
-_COUNTED = ("repeat", "choose")  # modes whose shares are numbers of samples and add up to an epoch
+def read_names(names: Sequence[str] | None, count: int) -> list[str]:
+    """Return the names of sources, by default ``source 0`` and so on.
 
-
-def _shares(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str) -> list[Fraction]:
-    """Return the shares of sources in a mode."""
-    if mode == "choose" and any(weight.denominator != 1 for weight in weights):
-        raise ConfigError(f"mode='choose' takes numbers of samples, got {[float(weight) for weight in weights]}")
-    if mode != "repeat":
-        return list(weights)
-    if None in sizes:
-        raise ConfigError(
-            f"mode='repeat' needs the length of every source, but source {list(sizes).index(None)} has none: use "
-            "mode='proportion' or 'choose'"
-        )
-    counts = [Fraction(round(weight * (size or 0))) for weight, size in zip(weights, sizes, strict=True)]
-    if not all(counts):
-        raise ConfigError(f"source {counts.index(Fraction(0))} would have no samples in an epoch: leave it out")
-    return counts
+    Raises:
+        ConfigError: they are not as many different names as sources.
+    """
+    names = [f"source {i}" for i in range(count)] if names is None else list(names)
+    if len(set(names)) != count:
+        raise ConfigError(f"{count} sources need as many different names, got {names}")
+    return names
 
 
 def split_sources(sources: Any, *, least: int = 1) -> tuple[list[Any], list[Fraction]]:
@@ -162,78 +138,79 @@ def read_weights(weights: Any, names: Sequence[str]) -> list[Fraction]:
     return fractions
 
 
-def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return coprime integers in the proportions of the weights; 0 for a weight of 0."""
-    positive = iter(_integers([weight for weight in weights if weight], exact=False))
-    return tuple(next(positive) if weight else 0 for weight in weights)
+def whole_numbers(shares: Sequence[Fraction], *, exact: bool = False) -> tuple[int, ...]:
+    """Return coprime integers in the proportions of the shares; 0 for a share of 0."""
+    scale, total = math.lcm(*(share.denominator for share in shares)), sum(shares)
+    if exact or total * scale <= _FINEST:
+        found = [int(share * scale) for share in shares]
+    else:
+        found = [max(1, round(share / total * _FINEST)) if share else 0 for share in shares]
+    divisor = math.gcd(*found)
+    return tuple(integer // divisor for integer in found)
 
 
-def make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
+def make_proportions(
+    weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: str | int | None
+) -> Proportions:
     """Return the proportions of sources with these weights and sizes (None for an unknown size).
 
     Raises:
         ConfigError: an unknown mode or stop, one that contradicts the other arguments, or an epoch of more than 2**62
             samples.
+        OrderError: weights that are too large.
     """
-    present = [number for number, weight in enumerate(weights) if weight]
-    found = _make_proportions([weights[n] for n in present], [sizes[n] for n in present], mode, stop)
-    integers = dict(zip(present, found.weights, strict=True))
-    found = found._replace(weights=tuple(integers.get(number, 0) for number in range(len(weights))))
-    if found.length > MAX_N:
-        raise ConfigError(f"an epoch of this mixture would have {found.length} samples, which is more than 2**62")
-    return found
-
-
-def _make_proportions(weights: Sequence[Fraction], sizes: Sequence[int | None], mode: str, stop: Stop) -> Proportions:
     if mode == "upsample":
         raise ConfigError("mode='upsample' is gone: leave mode= out, and multiply each weight by its source's length")
-    if mode not in ("proportion", *_COUNTED):
+    if mode not in ("proportion", "repeat", "choose"):
         raise ConfigError(f"unknown mode {mode!r}: use 'proportion', 'repeat' or 'choose'")
-    if stop is not None and mode in _COUNTED:
+    # In these modes, the shares are numbers of samples and add up to an epoch.
+    counted = mode != "proportion"
+    if stop is not None and counted:
         raise ConfigError(f"leave stop={stop!r} out: with mode={mode!r} the weights define the length of an epoch")
-    if 0 in sizes:
-        raise ConfigError(f"source {list(sizes).index(0)} is empty: leave it out")
-    shares = _shares(weights, sizes, mode)
-    integers = _integers(shares, exact=mode in _COUNTED)
-    if mode in _COUNTED:
-        total = int(sum(shares))
-        return Proportions(integers, total, total)
-    if stop is None:
-        stop = "all"
-    if isinstance(stop, str):
+    shares = list(weights)
+    for number, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
+        if weight and size == 0:
+            raise ConfigError(f"source {number} is empty: leave it out")
+        if mode == "choose" and weight.denominator != 1:
+            raise ConfigError(f"mode='choose' takes numbers of samples, got {[float(weight) for weight in weights]}")
+        if weight and mode == "repeat":
+            if size is None:
+                raise ConfigError(
+                    f"mode='repeat' needs the length of every source, but source {number} has none: use "
+                    "mode='proportion' or 'choose'"
+                )
+            shares[number] = Fraction(round(weight * size))
+            if not shares[number]:
+                raise ConfigError(f"source {number} would have no samples in an epoch: leave it out")
+    integers = whole_numbers(shares, exact=counted)
+    if counted:
+        stop = length = int(sum(shares))
+    elif stop is None or isinstance(stop, str):
+        stop = "all" if stop is None else stop
         if stop not in ("first", "all"):
             raise ConfigError(f"unknown stop {stop!r}: use 'first', 'all' or a number of samples")
-        return Proportions(integers, 0 if None in sizes else _length(integers, sizes, stop), stop)
-    if isinstance(stop, bool) or not hasattr(stop, "__index__") or operator.index(stop) < 1:
+        length = _length(integers, sizes, stop)
+    elif isinstance(stop, bool) or not hasattr(stop, "__index__") or operator.index(stop) < 1:
         raise ConfigError(f"stop= takes a positive number of samples, 'first' or 'all', got {stop!r}")
-    return Proportions(integers, operator.index(stop), operator.index(stop))
-
-
-@lru_cache(maxsize=8)
-def _order(weights: tuple[int, ...], key: int, length: int | None) -> BlockMixture:
-    return BlockMixture(weights, key, length=length)
+    else:
+        stop = length = operator.index(stop)
+    if length > MAX_N:
+        raise ConfigError(f"an epoch of this mixture would have {length} samples, which is more than 2**62")
+    # Raises for weights that are too large here, not at the first sample.
+    BlockMixture(integers)
+    return Proportions(integers, length, stop)
 
 
 def _length(weights: Sequence[int], sizes: Sequence[int | None], stop: str) -> int:
-    """Return the length of an epoch.
+    """Return the length of an epoch; 0 if it is unknown in advance.
 
     With "first", it is the largest number of samples for which no source has to repeat a sample. With "all", it is the
     smallest number for which every source has used all of its samples. Both also hold for the rounded counts.
     """
-    total = sum(weights)
-    known = [(weight, size) for weight, size in zip(weights, sizes, strict=True) if size is not None]
-    if stop == "first":
-        return min(size * total // weight for weight, size in known)
-    return max(-(-size * total // weight) for weight, size in known)
-
-
-def _integers(shares: Sequence[Fraction], *, exact: bool) -> tuple[int, ...]:
-    """Return coprime integers in the proportions of the shares."""
-    scale = math.lcm(*(share.denominator for share in shares))
-    total = sum(shares)
-    if exact or total * scale <= _FINEST:
-        found = [int(share * scale) for share in shares]
-    else:
-        found = [max(1, round(share / total * _FINEST)) for share in shares]
-    divisor = math.gcd(*found)
-    return tuple(integer // divisor for integer in found)
+    total, lengths = sum(weights), []
+    for weight, size in zip(weights, sizes, strict=True):
+        if weight and size is None:
+            return 0
+        if weight and size is not None:
+            lengths.append(size * total // weight if stop == "first" else -(-size * total // weight))
+    return min(lengths) if stop == "first" else max(lengths)

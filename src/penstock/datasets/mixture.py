@@ -36,6 +36,7 @@ from penstock.datasets.mixed_rows import MixedOrder, MixedRows
 from penstock.datasets.mixing import (
     SourceStatistics,
     make_proportions,
+    read_names,
     read_schedule,
     read_weights,
     split_sources,
@@ -49,7 +50,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import checked_seed
 from penstock.order import SHUFFLES, Order
 from penstock.order.mixture import MIXTURE_VERSION, WeightStage, boundary
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices
 from penstock.order.shuffle import block_options
 from penstock.plan.cursor import STATE_ENTRY, Cursor, State, unpack
 from penstock.plan.reader import Draws
@@ -151,11 +152,16 @@ class Mixture(SourceDataset):
         datasets, self._weights, self._schedule, names = _read_sources(sources, schedule, names, mode, stop)
         for name, dataset in zip(names, datasets, strict=True):
             check_source(name, dataset, "a Mixture")
-        datasets, excluded = _exclude_rows(datasets, _exclusions_by_source(exclude, names), names)
+        excluded = []
+        for number, (name, rows) in enumerate(zip(names, _exclusions_by_source(exclude, names), strict=True)):
+            with _prefix_errors(name):
+                if rows is not None and isinstance(datasets[number], EpochVaryingDataset):
+                    # The documents in a pack change with each pass, so packs exclude documents themselves.
+                    datasets[number], rows = datasets[number].excluding(rows), None
+                excluded.append(excluded_rows(datasets[number], rows))
         proportions = make_proportions(self._weights, list(map(row_count, datasets)), mode, stop)
-        stages = proportions.stages(self._schedule)
-        # Raise for weights that are too large here, not at the first sample.
-        proportions.order(0, None)
+        later = (WeightStage(begin, whole_numbers(weights)) for begin, weights in self._schedule)
+        stages = (WeightStage(0, proportions.weights), *later)
         seed = checked_seed(deal.get("seed", 0))
         self._rows = MixedRows(datasets, names, proportions, stages, shuffle, block, seed, excluded)
         self.tag = tag
@@ -190,22 +196,14 @@ class Mixture(SourceDataset):
         return Mixture.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items at several indices."""
         return Mixture.load_samples(self, indices, None if in_sample() else self.keys(indices))
 
     def load_samples(
         self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
     ) -> list[Any]:
-        """Return the items at several indices, each made in the scope of its key. Each source loads all of its items in
-        one call.
-
-        Args:
-            indices: of this rank's samples.
-            keys: of the samples' generators; None to use the caller's scope.
-            place: the mini-epoch that the indices belong to; by default the current one.
-        """
+        """Return the items at several indices. Each source loads all of its items in one call."""
         view = self.plan.view(place)
-        positions = view.positions_of(normalise(indices, len(view))) % max(1, view.partition.n)
+        positions = view.positions_of(view.local(indices)) % max(1, view.partition.n)
         turns = list(cast(MixedOrder, view.order).turns(positions))
         items = self._rows.load(turns, keys)
         if self.tag:
@@ -237,7 +235,11 @@ class Mixture(SourceDataset):
         other loaders keep the weights with which they were started. A state contains the change: 24 bytes, and the
         weights.
         """
-        self._check_may_change()
+        if self._mode != "proportion":
+            raise ConfigError(
+                f"the weights of mode={self._mode!r} cannot change: they are counts of samples, and their sum is the "
+                "length of an epoch"
+            )
         whole = whole_numbers(read_weights(weights, self._rows.names))
         self._rows.check_weights(whole)
         if isinstance(at, bool) or not hasattr(at, "__index__") or operator.index(at) < 0:
@@ -254,13 +256,6 @@ class Mixture(SourceDataset):
             )
         self._plan.changes = (*self._plan.changes, WeightStage(begin, whole))
         return begin
-
-    def _check_may_change(self) -> None:
-        if self._mode in ("repeat", "choose"):
-            raise ConfigError(
-                f"the weights of mode={self._mode!r} cannot change: they are counts of samples, and their sum is the "
-                "length of an epoch"
-            )
 
     def counts(self, position: int) -> dict[str, int]:
         """Return the number of samples of each source among the first ``position`` samples of the current epoch, over
@@ -288,7 +283,6 @@ class Mixture(SourceDataset):
 
     @property
     def filter_rows(self) -> int:
-        """The number of rows that a filter selects from: the rows of all sources."""
         return sum(map(filter_rows, self._rows.datasets))
 
     def filtered(self, keep: Any) -> Mixture:
@@ -320,16 +314,12 @@ class Mixture(SourceDataset):
         Weights, the length of an epoch and the positions of the schedule are rescaled, so that each source keeps its
         fraction of the original samples.
         """
-        if self._mode != "proportion":
-            counted = zip(self._weights, ratios, self._rows.sizes, strict=True)
-            if self._mode == "choose":
-                weights = [Fraction(max(1, round(w * r)) if w else 0) for w, r, _ in counted]
-                return self._copy_with(datasets, weights, self._stop, [])
-            if self._mode == "repeat" or isinstance(self._stop, str | None):
-                return self._copy_with(datasets, self._weights, self._stop, [])
-            shares = [(w * size, r) for w, r, size in counted]
-            scale = sum((share * r for share, r in shares), Fraction(0)) / sum(share for share, _ in shares)
-            return self._copy_with(datasets, self._weights, max(1, round(self._stop * scale)), [])
+        if self._mode == "repeat":
+            return self._copy_with(datasets, self._weights, self._stop, [])
+        if self._mode == "choose":
+            pairs = zip(self._weights, ratios, strict=True)
+            weights = [Fraction(max(1, round(weight * ratio)) if weight else 0) for weight, ratio in pairs]
+            return self._copy_with(datasets, weights, self._stop, [])
         stages = [(0, self._weights), *self._schedule]
         new: list[list[Fraction]] = [[w * r for w, r in zip(of, ratios, strict=True)] for _, of in stages]
         scales = [sum(scaled) / Fraction(sum(of)) for scaled, (_, of) in zip(new, stages, strict=True)]
@@ -375,13 +365,11 @@ class _MixtureEpoch(ShareEpoch):
 
     @property
     def place(self) -> MiniEpoch:
-        """The place of the view, with the changes made since the epoch began."""
         # Another reader may load a state with other changes. This must not undo changes here.
         self._changes = self._plan.newest(self._changes)
         return self.view.place._replace(changes=self._changes)
 
     def block(self, start: int, stop: int) -> tuple[Indices, Indices]:
-        """Return local indices and positions, and record that they are planned."""
         indices, positions = super().block(start, stop)
         if len(positions):
             self.planned = max(self.planned, int(positions[-1]) + 1)
@@ -418,15 +406,12 @@ class _MixturePlan(SharePlan):
 
     @property
     def shown(self) -> MiniEpoch:
-        """The position that the dataset shows to programs."""
         return super().shown._replace(changes=self.changes)
 
     def bind(self, cursor: Cursor, draws: Draws) -> ShareEpoch:
-        """Return the share of an epoch from the cursor on."""
         return _MixtureEpoch(self, super().bind(cursor, draws).view)
 
     def show(self, cursor: Cursor, *, loaded: bool, running: bool) -> None:
-        """Record the position of a reader, and the changes of a loaded state."""
         if loaded and isinstance(cursor, ShareCursor):
             self.changes = cursor.place.changes
         super().show(cursor, loaded=loaded, running=running)
@@ -436,35 +421,30 @@ class _MixturePlan(SharePlan):
         return place._replace(changes=self.newest(place.changes))
 
     def make_order(self, place: MiniEpoch) -> Order:
-        """Return the order of an epoch."""
         return cast(Order, self.source.order(place.epoch, place.changes))
 
     def identity(self) -> State:
-        """Return the entries that a state must match."""
         return {**super().identity(), "order_version": MIXTURE_VERSION}
 
     def _order_in_words(self) -> str:
         return f"mixture, each source {self.source.shuffle}"
 
     def agrees_with(self, shuffle: bool | str) -> bool:
-        """Return whether a loader's ``shuffle`` fits this order: True does, because a mixture is always shuffled."""
+        # True fits, because a mixture is always shuffled.
         return shuffle is True or bool(self.source.shuffle == shuffle)
 
     @property
     def excluded_mark(self) -> ExclusionMark | None:
-        """Number and hash of the excluded rows of all sources; None if there are none."""
         marks: list[ExclusionMark | None] = self.source.excluded_marks()
         digests = [mark and mark[1] for mark in marks]
         count = sum(mark[0] for mark in marks if mark)
         return (count, xxhash.xxh3_64_hexdigest(repr(digests).encode())) if count else None
 
     def write_changes(self, changes: tuple[WeightStage, ...]) -> State:
-        """Return the entries of a state for changed weights and excluded rows."""
         weights = [[begin, self._hash(weights), *weights] for begin, weights in changes]
         return super().write_changes(changes) | ({"weights": weights} if weights else {})
 
     def read(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> ShareCursor:
-        """Return the cursor in a state, with the changes of the weights."""
         cursor = super().read(state, allow_growth=allow_growth)
         return replace(cursor, place=cursor.place._replace(changes=self.read_changes(state)))
 
@@ -504,9 +484,7 @@ def _read_sources(
 ) -> tuple[list[Any], list[Fraction], list[tuple[int, list[Fraction]]], list[str]]:
     """Return the datasets, their initial weights, the later weights of the schedule, and the names."""
     entries = list(sources)
-    names = [f"source {i}" for i in range(len(entries))] if names is None else list(names)
-    if len(set(names)) != len(entries):
-        raise ConfigError(f"{len(entries)} sources need as many different names, got {names}")
+    names = read_names(names, len(entries))
     later = read_schedule(schedule or [], names)
     if later and (mode != "proportion" or isinstance(stop, str | None)):
         raise ConfigError(
@@ -521,18 +499,6 @@ def _read_sources(
             "the schedule begins at 0, so give the sources without weights: Mixture([web, books], schedule=...)"
         )
     return entries, later[0][1], later[1:], names
-
-
-def _exclude_rows(datasets: Sequence[Any], exclude: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Return the sources, and the rows of each that the mixture has to replace."""
-    without, excluded = [], []
-    for dataset, rows, name in zip(datasets, exclude, names, strict=True):
-        with _prefix_errors(name):
-            # The documents in a pack change with each pass, so packs exclude documents themselves.
-            inside = rows is not None and isinstance(dataset, EpochVaryingDataset)
-            without.append(dataset.excluding(rows) if inside else dataset)
-            excluded.append(excluded_rows(dataset, None if inside else rows))
-    return without, excluded
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock import distributed
 from penstock.datasets.epoch_stream import EpochDataset, EpochStream
-from penstock.datasets.mixing import make_proportions, split_sources
+from penstock.datasets.mixing import make_proportions, read_names, split_sources
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.order.mixture import MIXTURE_ORDER, BlockMixture
@@ -28,7 +28,7 @@ from penstock.plan.stream import ResumableDataset, Stream
 from penstock.stages import stage
 from penstock.wording import counted
 
-__all__ = ["Choose", "MixStream", "Mixing", "MixtureStream", "StreamMix"]
+__all__ = ["Choose", "MixStream", "MixtureStream", "StreamMix"]
 
 _CHUNK = 256  # positions computed at once
 
@@ -77,65 +77,64 @@ class StreamMix(EpochDataset):
         check_state(cursor, {"where": self._where() if begun else None}, of=self.of)
 
 
-class Mixing(NamedTuple):
-    """How an epoch mixes its sources.
+class MixStream(EpochStream):
+    """One epoch of a mix.
 
-    Attributes:
+    Args:
+        cursor: where it begins.
         choose: see `Choose`.
         open_pass: opens a source: its number, how often it has ended, and a cursor or None.
         stop: ``"first"``: the mix ends with its first source; ``"all"``: when all have ended.
         where: rank and worker, for the cursor.
         names: of sources that start again when they end; None for others.
         tag: whether items are ``(item, number of the source)``.
-    """
-
-    choose: Choose
-    open_pass: Callable[[int, int, Any], Any]
-    stop: str | int
-    where: list[int]
-    names: list[str] | None = None
-    tag: bool = False
-
-
-class MixStream(EpochStream):
-    """One epoch of a mix.
 
     It has no reference to its dataset, which refers to it: such a cycle would keep files open until the next garbage
     collection.
     """
 
-    def __init__(self, mixing: Mixing, cursor: State) -> None:
+    def __init__(
+        self,
+        cursor: State,
+        choose: Choose,
+        open_pass: Callable[[int, int, Any], Any],
+        stop: str | int,
+        where: list[int],
+        names: list[str] | None = None,
+        tag: bool = False,
+    ) -> None:
         super().__init__(int(cursor["epoch"]))
-        self._mixing, self._cursor = mixing, cursor
+        self._cursor, self._choose, self._open_pass, self._stop = cursor, choose, open_pass, stop
+        self._where, self._names, self._tag = where, names, tag
         self._yielded, self._last = int(cursor["yielded"]), int(cursor["last"])
         self._turns = [int(entry["turns"]) for entry in cursor["sources"]]
         """How often each source has ended."""
         self._passes = [
-            mixing.open_pass(number, turns, entry["at"])
+            open_pass(number, turns, entry["at"])
             for number, (turns, entry) in enumerate(zip(self._turns, cursor["sources"], strict=True))
         ]
         self._alive = self._left()
 
     def _left(self) -> list[int]:
         """Return the sources that have not ended, or start again; none at the end of the mix."""
-        turns, stop = self._turns, self._mixing.stop
+        turns, stop = self._turns, self._stop
         if (stop == "first" and any(turns)) or (stop == "all" and all(turns)):
             return []
-        return [number for number, ended in enumerate(turns) if self._mixing.names or not ended]
+        return [number for number, ended in enumerate(turns) if self._names or not ended]
 
     def next_item(self) -> Any:
         while self._alive:
-            chosen = self._mixing.choose(self._yielded, self._last, self._alive)
+            chosen = self._choose(self._yielded, self._last, self._alive)
             try:
                 item = next(self._passes[chosen])
             except StopIteration:
                 self._turns[chosen] += 1
                 self._alive = self._left()
-                if self._alive and self._mixing.names:
-                    self._start_again(chosen, self._mixing.names[chosen])
+                if self._alive and self._names:
+                    self._start_again(chosen, self._names[chosen])
                 continue
             self._yielded, self._last = self._yielded + 1, chosen
-            return (item, chosen) if self._mixing.tag else item
+            return (item, chosen) if self._tag else item
         raise StopIteration
 
     def _start_again(self, source: int, name: str) -> None:
@@ -143,13 +142,13 @@ class MixStream(EpochStream):
             if self._turns[source] == 1:
                 raise ConfigError(f"{name} yielded no samples: leave it out, or give it more shards")
             raise ConfigError(f"{name} yielded samples once, but none when iterated again: it must be re-iterable")
-        self._passes[source] = self._mixing.open_pass(source, self._turns[source], None)
+        self._passes[source] = self._open_pass(source, self._turns[source], None)
 
     def cursor(self) -> State:
         pairs = zip(self._turns, self._passes, strict=True)
         return {
             **self._cursor,
-            "where": list(self._mixing.where) if self._yielded or any(self._turns) else None,
+            "where": list(self._where) if self._yielded or any(self._turns) else None,
             "yielded": self._yielded,
             "last": self._last,
             "sources": [{"turns": turns, "at": one.cursor()} for turns, one in pairs],
@@ -199,14 +198,15 @@ class MixtureStream(StreamMix):
     ) -> None:
         super().__init__(of="mixture")
         self.sources, weights = split_sources(sources)
-        self.names = [f"source {i}" for i in range(len(self.sources))] if names is None else list(names)
-        if len(set(self.names)) != len(self.sources):
-            raise ConfigError(f"{len(self.sources)} sources need as many different names, got {self.names}")
-        _check_duplicates(self.sources)
-        sizes = [_size(source) for source in self.sources]
-        self._proportions = make_proportions(weights, sizes, mode, stop)
-        # Raise for invalid weights here, not at the first sample.
-        self._proportions.order(0, None)
+        self.names = read_names(names, len(self.sources))
+        stateful = list(_stateful_sources(self.sources))
+        for number, source in enumerate(stateful):
+            if any(source is other for other in stateful[:number]):
+                raise ConfigError(
+                    f"this {type(source).__name__} is given as a source twice, but its state_dict can store only one "
+                    "position: give a copy.deepcopy of it the second time"
+                )
+        self._proportions = make_proportions(weights, list(map(_size, self.sources)), mode, stop)
         self.tag = tag
 
     def __repr__(self) -> str:
@@ -217,38 +217,27 @@ class MixtureStream(StreamMix):
         """Return the number of samples of each source among the first ``samples`` samples of one worker, here the
         calling process.
         """
-        return dict(zip(self.names, self._order(self._limit(), self.epoch).counts(samples), strict=True))
+        order, _ = self._order(self.epoch)
+        return dict(zip(self.names, order.counts(samples), strict=True))
 
-    def _order(self, limit: int | None, epoch: int) -> BlockMixture:
-        """Return the source of each sample of this worker; the proportions are exact at ``limit``.
+    def _order(self, epoch: int) -> tuple[BlockMixture, int | None]:
+        """Return the source of each sample of this worker, and their number; None if it is unknown in advance.
 
         Each worker of each rank has its own order, so that a step of the job sees sources in proportion to their
-        weights.
+        weights. The proportions are exact at the last sample.
         """
-        number, _ = self._worker_number()
-        return self._proportions.order(mix(derive_key(0, epoch, MIXTURE_ORDER), number), limit)
-
-    def _limit(self) -> int | None:
-        """Return the number of samples that this worker yields; None if it is unknown in advance."""
-        stop = self._proportions.stop
-        if isinstance(stop, str):
-            return None
-        number, total = self._worker_number()
-        return stop // total + (number < stop % total)
-
-    def _worker_number(self) -> tuple[int, int]:
-        """Return the number of this worker among the workers of all ranks, and their total."""
         worker, world = distributed.worker(), self._world.known() or self._world.get()
-        return world.rank * worker.total + worker.id, world.world_size * worker.total
+        number, total = world.rank * worker.total + worker.id, world.world_size * worker.total
+        stop = self._proportions.stop
+        limit = None if isinstance(stop, str) else stop // total + (number < stop % total)
+        key = mix(derive_key(0, epoch, MIXTURE_ORDER), number)
+        return BlockMixture(self._proportions.weights, key, length=limit), limit
 
     # State.
 
     def _identity(self) -> State:
-        return {
-            "order": MIXTURE_ORDER,
-            "weights": list(self._proportions.weights),
-            "stop": self._proportions.stop,
-        }
+        weights, _, stop = self._proportions
+        return {"order": MIXTURE_ORDER, "weights": list(weights), "stop": stop}
 
     def check_cursor(self, cursor: Mapping[str, Any]) -> None:
         super().check_cursor(cursor)
@@ -261,10 +250,10 @@ class MixtureStream(StreamMix):
                     )
 
     def open_at(self, cursor: State) -> Stream:
-        limit, epoch = self._limit(), int(cursor["epoch"])
-        choose = _InOrder(self._order(limit, epoch), limit)
+        epoch, stop = int(cursor["epoch"]), self._proportions.stop
         open_pass = partial(_open_pass, self.sources, self.names, epoch)
-        return MixStream(Mixing(choose, open_pass, self._proportions.stop, self._where(), self.names, self.tag), cursor)
+        choose = _InOrder(*self._order(epoch))
+        return MixStream(cursor, choose, open_pass, stop, self._where(), self.names, self.tag)
 
 
 class _InOrder:
@@ -296,19 +285,8 @@ def _open_pass(sources: list[Any], names: list[str], epoch: int, number: int, tu
     return _Source(sources[number], name=names[number], epoch=epoch + turns, cursor=at)
 
 
-def _check_duplicates(sources: Sequence[Any]) -> None:
-    """Raise ConfigError if a user's object that stores its own position is given twice: it would need two positions."""
-    seen: list[Any] = []
-    for source in _stateful_sources(sources):
-        if any(source is other for other in seen):
-            raise ConfigError(
-                f"this {type(source).__name__} is given as a source twice, but its state_dict can store only one "
-                "position: give a copy.deepcopy of it the second time"
-            )
-        seen.append(source)
-
-
 def _stateful_sources(sources: Sequence[Any]) -> Iterator[Any]:
+    """Yield the users' objects that store their own positions: given twice, one would need two positions."""
     for source in sources:
         if keeps_position(source):
             yield source

@@ -118,7 +118,7 @@ def excluded_rows(dataset: Any, exclude: Any = None) -> ExcludedRows | None:
     return given if own is None else given.with_rows(own.rows)
 
 
-def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
+def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None, *, name: str | None = None) -> list[Any]:
     """Return the items of rows, each made in the scope of its key.
 
     Args:
@@ -126,6 +126,7 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
             subclass that makes its items itself, they are indices.
         rows: 0 to ``row_count - 1``.
         keys: of the items' generators; None to use the caller's scope.
+        name: of the dataset, for notes of errors; by default its class.
 
     A dataset's own ``__getitems__`` is called once for all rows. If it draws from `penstock.generator`, each row is
     loaded again by itself.
@@ -134,9 +135,17 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
         return list(dataset.load_rows(rows, keys))
     if isinstance(dataset, BatchedDataset) and dataset.load_samples is not None:  # type: ignore[attr-defined]
         return list(dataset.load_samples(rows, keys))  # type: ignore[attr-defined]
+
+    def item(row: int) -> Any:
+        try:
+            return dataset[row]
+        except Exception as error:
+            error.add_note(f"while loading row {row} of {type(dataset).__name__ if name is None else name}")
+            raise
+
     many = getattr(dataset, "__getitems__", None)
     if keys is None:
-        return list(many(list(rows))) if many is not None else [_item(dataset, row) for row in rows]
+        return list(many(list(rows))) if many is not None else [item(row) for row in rows]
     with sample_scope(keys[0] if keys else 0) as scope:
         if many is not None:
             items = list(many(list(rows)))
@@ -146,13 +155,5 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None) -> 
         items = []
         for row, key in zip(rows, keys, strict=True):
             scope.move(key)
-            items.append(_item(dataset, row))
+            items.append(item(row))
         return items
-
-
-def _item(dataset: Any, row: int) -> Any:
-    try:
-        return dataset[row]
-    except Exception as error:
-        error.add_note(f"while loading row {row} of {type(dataset).__name__}")
-        raise

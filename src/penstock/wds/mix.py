@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock import distributed
-from penstock.datasets.mixture_stream import Choose, Mixing, MixStream, StreamMix
+from penstock.datasets.mixture_stream import Choose, MixStream, StreamMix
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import State
@@ -62,7 +62,7 @@ class _Mix(StreamMix):
         epoch, where = int(cursor["epoch"]), self._where()
         context = Context(0, epoch, 0, self._world.get(), distributed.worker())
         open_pass = partial(_open_pass, self.datasets, context)
-        return MixStream(Mixing(self.choice(epoch), open_pass, "all" if self.longest else "first", where), cursor)
+        return MixStream(cursor, self.choice(epoch), open_pass, "all" if self.longest else "first", where)
 
 
 def _open_pass(datasets: list[Any], context: Context, number: int, turns: int, at: Any) -> Step:
