@@ -1,24 +1,30 @@
 """`BlockPacks`: documents packed block by block, for data that should be read sequentially.
 
     documents    block 0           | block 1           | ...
-    packs        its pack types    | its pack types    | ...     computed once for all blocks: `BlockTypes`
+    packs        its pack types    | its pack types    | ...     computed once for all blocks, into a mapped file
 
 A pack contains documents of one block only, in a dataset of any size. Entering a block sorts its documents by length,
-and reads its pack types from a mapped file.
+and reads its pack types. Computing these (`penstock.order.packing.pack_types`) takes longer than all other work on a
+block, and only all of them give the number of packs in an epoch. The file::
+
+    table      a row per block: packs, tokens, pieces, most, types, begin of its record, hash of all these
+    records    of each block: packs of each type | sizes of the types | their lengths
+
+It has about 4 bytes for each length in each type, about 300 KB for a block of 262,144 documents.
 """
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import cached_property, lru_cache, partial
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.datasets.block_types import BlockTypes
 from penstock.datasets.packs import PackedDocuments, Packs, check_lengths, packs_at, pieces_of
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataFileIOError
 from penstock.hashing import mix
 from penstock.order import Order
 from penstock.order.packing import (
@@ -33,7 +39,9 @@ from penstock.order.packing import (
 from penstock.order.permutation import Indices, normalise
 from penstock.order.shuffle import groups
 from penstock.plan.exclusion import ExcludedRows
+from penstock.progress import progress_bar
 from penstock.samplers.lengths import SampleLengths
+from penstock.storage.derived import array_in_memory, derived_array
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks"]
 
@@ -41,6 +49,9 @@ DEFAULT_BLOCK_SIZE = 1 << 18
 """Documents in a block. Smaller blocks fill packs less well; larger blocks take longer to enter."""
 
 _CACHED_BLOCKS = 2  # a few MB each
+
+_COLUMNS = 7
+_PACKS, _TOKENS, _PIECES, _MOST, _TYPES, _BEGIN, _HASH = range(_COLUMNS)
 
 
 class BlockPacks(Packs):
@@ -60,21 +71,20 @@ class BlockPacks(Packs):
         capacity: int,
         lengths: SampleLengths,
         max_documents: int | None,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        excluded: ExcludedRows | None = None,
+        excluded: ExcludedRows | None,
+        block_size: int,
     ) -> None:
         self._block_size = block_size
         name = f"{PACK_BLOCK_ORDER} {block_size} {PACK_ORDER}"
-        super().__init__(dataset, capacity, lengths, max_documents, name, excluded)
+        super().__init__(dataset, capacity, lengths, max_documents, excluded, name)
 
     def _compute_packs(self) -> None:
         self._create_caches()
-        self._firsts: Indices = np.concatenate([[0], np.cumsum(self._types.packs)])
-        self.tokens, self.pieces, self.most = self._types.tokens, self._types.pieces, self._types.most
-        self._check_excluded()
-
-    def _check_excluded(self) -> None:
-        """Raise ConfigError if all documents of a block are excluded: nothing could replace them."""
+        table = self._types.table
+        self._firsts: Indices = np.concatenate([[0], np.cumsum(table[:, _PACKS])])
+        self.tokens, self.pieces = int(table[:, _TOKENS].sum()), int(table[:, _PIECES].sum())
+        self.most = int(table[:, _MOST].max(initial=1))
+        # If all documents of a block are excluded, nothing can replace them.
         rows = np.empty(0, np.int64) if self.excluded is None else self.excluded.rows
         for number, _ in groups(rows // self._block_size):
             begin = number * self._block_size
@@ -87,19 +97,20 @@ class BlockPacks(Packs):
                     f"packs these together: use a larger block_size than {self._block_size}, or order='global'"
                 )
 
-    @cached_property
-    def _types(self) -> BlockTypes:
-        identity = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
-        digest = xxhash.xxh3_128_hexdigest(identity.encode())
-        blocks = -(-len(self.lengths) // self._block_size)
-        largest = max(self.capacity, self._block_size)
-        return BlockTypes(digest, blocks, largest, lambda number: self._packed(number, None).layout)
-
     def _create_caches(self) -> None:
         """Create the caches of recently used blocks: a batch is in one block, or in two neighbouring ones."""
         self._block = lru_cache(maxsize=_CACHED_BLOCKS)(lambda number: self._packed(number, self._types[number]))
         self._pack_order = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_pack_order)
         self._replacements = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_replacements)
+
+    @cached_property
+    def _types(self) -> _BlockTypes:
+        identity = f"{PACK_ORDER} {self.capacity} {self.max_documents} {self._block_size} {self.lengths.digest}"
+        digest = xxhash.xxh3_128_hexdigest(identity.encode())
+        blocks = -(-len(self.lengths) // self._block_size)
+        # No number in a record is larger than the capacity, or the documents of a block.
+        kind = np.min_scalar_type(max(self.capacity, self._block_size))
+        return _BlockTypes(digest, blocks, kind, lambda number: self._packed(number, None).layout)
 
     def _packed(self, number: int, types: TypeTable | None) -> _Block:
         """Return a block; without ``types``, compute its pack types."""
@@ -141,11 +152,9 @@ class BlockPacks(Packs):
         return int(self._firsts[-1])
 
     def order(self, seed: int, epoch: int) -> Order:
-        """Return the pack at each position of an epoch."""
         return _order(self, seed, epoch)
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        """Return the documents in packs of an epoch."""
         parts, places = [], []
         for number, here in groups(self._blocks_of(packs)):
             block = self._block(number)
@@ -157,7 +166,6 @@ class BlockPacks(Packs):
         return _merged(parts, places)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        """Return the packs of an epoch that contain a document, in the order of its tokens."""
         (row,) = normalise([row], len(self.lengths)).tolist()
         number = row // self._block_size
         block = self._block(number)
@@ -167,7 +175,6 @@ class BlockPacks(Packs):
         return found
 
     def costs(self, packs: Indices) -> Indices:
-        """Return the sum of squares of the lengths in each pack."""
         costs = np.zeros(len(packs), np.int64)
         for number, here in groups(self._blocks_of(packs)):
             costs[here] = self._block(number).layout.costs(packs[here] - self._firsts[number])
@@ -191,6 +198,69 @@ class _Block(NamedTuple):
     layout: PackLayout
     rows: npt.NDArray[Any]
     begin: int
+
+
+class _BlockTypes:
+    """The pack types of each block, from the user's cache folder if they exist there.
+
+    Args:
+        digest: identifies the blocks and their lengths.
+        blocks: number of blocks. The types of a single block are computed, because that is faster than a file.
+        kind: dtype of the records.
+        layout_of: computes the types of a block.
+
+    If the folder cannot be written, each process holds the types in its own memory, and a warning is issued.
+    """
+
+    def __init__(self, digest: str, blocks: int, kind: np.dtype[Any], layout_of: Callable[[int], PackLayout]) -> None:
+        write = partial(_write_types, blocks, kind, layout_of)
+        data = (
+            array_in_memory(np.uint8, write)
+            if blocks <= 1
+            else derived_array("packs", digest, np.uint8, write, "the types of packs")
+        )
+        self._path, data = getattr(data, "filename", None), np.asarray(data)
+        begin = 8 * _COLUMNS * blocks
+        self.table: Indices = data[:begin].view(np.int64).reshape(blocks, _COLUMNS).copy()
+        self._records = data[begin:].view(kind)
+
+    def __getitem__(self, number: int) -> TypeTable:
+        """Return the types of a block.
+
+        Raises:
+            DataFileIOError: its record is damaged.
+        """
+        row = self.table[number]
+        types, begin = row[_TYPES : _BEGIN + 1].tolist()
+        end = int(self.table[number + 1, _BEGIN]) if number + 1 < len(self.table) else len(self._records)
+        record = self._records[begin:end]
+        if _hash(row, record) != row[_HASH]:
+            raise DataFileIOError(
+                f"{self._path}: the types of packs in block {number} are damaged: remove the file; it is then written "
+                "again"
+            )
+        return TypeTable(*(part.astype(np.int64) for part in np.split(record, [types, 2 * types])))
+
+
+def _hash(row: Indices, record: npt.NDArray[Any]) -> int:
+    """Return a hash of a block's numbers that fits into an int64."""
+    return xxhash.xxh3_64_intdigest(row[:_HASH].tobytes() + record.tobytes()) >> 1
+
+
+def _write_types(blocks: int, kind: np.dtype[Any], layout_of: Callable[[int], PackLayout], out: BinaryIO) -> None:
+    table, first, begin = np.zeros((blocks, _COLUMNS), np.int64), out.tell(), 0
+    out.write(table.tobytes())
+    with progress_bar("packing", blocks, None if blocks > 1 else False, in_bytes=False) as done:
+        for number, row in enumerate(table):
+            layout = layout_of(number)
+            record = np.concatenate(layout.types).astype(kind)
+            row[:_HASH] = [len(layout), layout.tokens, layout.count, layout.most, len(layout.types.packs), begin]
+            row[_HASH] = _hash(row, record)
+            out.write(record.tobytes())
+            begin += len(record)
+            done(1)
+    out.seek(first)
+    out.write(table.tobytes())
 
 
 @lru_cache(maxsize=8)

@@ -141,24 +141,19 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         check_rows(dataset, "a PackedDataset")
         capacity, pad_token = _integer("capacity", capacity, 1), _integer("pad_token", pad_token, 0)
         balance = None if balance is None else _integer("balance", balance, 1)
-        block_size = _block_size(order, block_size)
-        self._options: dict[str, Any] = {
-            "max_documents": max_documents,
-            "order": order,
-            "block_size": block_size if order == "block" else None,
-            "pad_token": pad_token,
-            "balance": balance,
-            "load": load,
-            **deal,
-        }
+        if order not in ("global", "block"):
+            raise ConfigError(f"unknown order {order!r}: use 'global' or 'block'")
+        if block_size is not None:
+            if order != "block":
+                raise ConfigError(f"block_size={block_size!r} needs order='block', got order={order!r}")
+            block_size = _integer("block_size", block_size, 1)
+        self._options: dict[str, Any] = {"max_documents": max_documents, "order": order, "block_size": block_size}
+        self._options |= {"pad_token": pad_token, "balance": balance, "load": load, **deal}
         self.dataset = dataset
         """The documents."""
-        found = document_lengths(dataset, lengths)
-        excluded = excluded_rows(dataset, exclude)
+        given = dataset, capacity, document_lengths(dataset, lengths), max_documents, excluded_rows(dataset, exclude)
         self._packs: Packs = (
-            GlobalPacks(dataset, capacity, found, max_documents, excluded=excluded)
-            if order == "global"
-            else BlockPacks(dataset, capacity, found, max_documents, block_size, excluded)
+            GlobalPacks(*given) if order == "global" else BlockPacks(*given, block_size or DEFAULT_BLOCK_SIZE)
         )
         self.capacity = capacity
         self.pad_token = pad_token
@@ -221,18 +216,16 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         return PackedDataset.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the packs at several indices."""
         return PackedDataset.load_samples(self, indices, None if in_sample() else self.keys(indices))
 
     def load_samples(
         self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
     ) -> list[Any]:
-        """Return the packs at several indices, each made in the scope of its key."""
         view = self.plan.view(place)
-        return self.load_pass(view.epoch, view.rows(normalise(indices, len(view))).tolist(), keys)
+        return self.load_pass(view.epoch, view.rows(view.local(indices)).tolist(), keys)
 
     def load_pass(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
-        """Return packs by number, with their documents of epoch ``turn``, each made in the scope of its key."""
+        # A pass through the packs is an epoch.
         found = self.documents(np.asarray(rows, dtype=np.int64), turn)
         tokens = self._tokens(found, keys)
         splits = found.splits.tolist()
@@ -293,7 +286,6 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:
-        """Return the same packs with additional documents excluded."""
         excluded = self._packs.excluded
         rows = np.asarray(exclude) if excluded is None else excluded.with_rows(np.asarray(exclude)).rows
         made = PackedDataset(self.dataset, self.capacity, lengths=self.lengths, exclude=rows, **self._options)
@@ -302,7 +294,6 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
 
     @property
     def filter_rows(self) -> int:
-        """The number of rows that a filter selects from: documents."""
         return len(self._packs.lengths)
 
 
@@ -339,16 +330,6 @@ def _integer(name: str, value: Any, least: int) -> int:
     return operator.index(value)
 
 
-def _block_size(order: str, block_size: Any) -> int:
-    if order not in ("global", "block"):
-        raise ConfigError(f"unknown order {order!r}: use 'global' or 'block'")
-    if block_size is None:
-        return DEFAULT_BLOCK_SIZE
-    if order != "block":
-        raise ConfigError(f"block_size={block_size!r} needs order='block', got order={order!r}")
-    return _integer("block_size", block_size, 1)
-
-
 def _document_tokens(item: Any, expected: int, row: int) -> torch.Tensor:
     """Return the tokens of a document."""
     if isinstance(item, dict) and "input_ids" not in item:
@@ -370,8 +351,7 @@ def _packed_mixture(
     """Return the mixture of packs for a mixture of documents.
 
     Args:
-        mixture: the mixture of documents.
-        capacity: tokens in a pack.
+        mixture, capacity: of documents, and tokens in a pack.
         lengths: None for the sources' own lengths, a list with the lengths of each source, or an array over all
             sources, one after the other.
         exclude: documents by source, as in `Mixture`; the mixture's own excluded documents are excluded anyway.

@@ -62,8 +62,8 @@ class Packs(abc.ABC):
         capacity: tokens in a pack.
         lengths: lengths of the documents.
         max_documents: the largest number of documents in a pack.
-        name: name of the order of packs, with its sizes: a part of the fingerprint.
         excluded: documents to replace with others; not part of the fingerprint.
+        name: name of the order of packs, with its sizes: a part of the fingerprint.
 
     Raises:
         ConfigError: the number of lengths differs from the number of documents, or all documents are excluded.
@@ -82,8 +82,8 @@ class Packs(abc.ABC):
         capacity: int,
         lengths: SampleLengths,
         max_documents: int | None,
+        excluded: ExcludedRows | None,
         name: str = PACK_ORDER,
-        excluded: ExcludedRows | None = None,
     ) -> None:
         if len(lengths) != row_count(dataset):
             raise ConfigError(
@@ -153,21 +153,17 @@ class GlobalPacks(Packs):
         return len(self._layout)
 
     def order(self, seed: int, epoch: int) -> Order:
-        """Return the pack at each position of an epoch."""
         return cast(Order, _order(self._layout, seed, epoch).order)
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        """Return the documents in packs of an epoch."""
         found = pieces_of(_order(self._layout, seed, epoch), packs, self._excluded, seed, epoch)
         return PackedDocuments(self._samples.rows(found.places), *found[1:])
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        """Return the packs of an epoch that contain a document, in the order of its tokens."""
         place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
         return packs_at(_order(self._layout, seed, epoch), place, self._excluded, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
-        """Return the sum of squares of the lengths in each pack."""
         return self._layout.costs(packs)
 
 
@@ -228,16 +224,13 @@ class PackPlan(SharePlan):
 
     @property
     def excluded_mark(self) -> ExclusionMark | None:
-        """Number and hash of the excluded documents; None if there are none."""
         excluded: ExcludedRows | None = self.source.excluded
         return None if excluded is None else excluded.mark
 
     def make_order(self, place: MiniEpoch) -> Order:
-        """Return the pack at each position of an epoch."""
         return cast(Order, self.source.order(self.seed, place.epoch))
 
     def make_view(self, place: MiniEpoch) -> EpochView:
-        """Return the view of a mini-epoch; with ``balance``, packs are assigned to ranks by cost."""
         view = super().make_view(place)
         view.order = self.dealt(view.order, view.partition)
         return view
@@ -249,7 +242,6 @@ class PackPlan(SharePlan):
         return cast(Order, _Balanced(order, self.source, partition, self.balance * partition.world_size))
 
     def identity(self) -> State:
-        """Return the values that a state must agree with."""
         return {**super().identity(), "balance": self.balance}
 
     def read(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> ShareCursor:
@@ -291,13 +283,10 @@ class _Balanced(Bijection):
 
     def _rows(self, positions: Indices) -> Indices:
         found = np.empty(positions.size, np.int64)
-        windows = (positions - self._begin) // self._window
-        for number, here in groups(windows):
-            begin = self._begin + number * self._window
-            if begin < self._begin or begin + self._window > self._end:
-                found[here] = self._order[positions[here]]
-            else:
-                found[here] = self._assigned(begin)[positions[here] - begin]
+        for number, here in groups((positions - self._begin) // self._window):
+            begin, assigned = self._assigned(number)
+            inside = positions[here]
+            found[here] = self._order[inside] if assigned is None else assigned[inside - begin]
         return found
 
     def _find(self, rows: Indices) -> Indices:
@@ -305,13 +294,16 @@ class _Balanced(Bijection):
 
     def _position(self, pack: int) -> int:
         place: int = self._order.inverse[pack]  # type: ignore[attr-defined]
-        number = (place - self._begin) // self._window
+        begin, assigned = self._assigned((place - self._begin) // self._window)
+        return place if assigned is None else begin + int(np.flatnonzero(assigned == pack)[0])
+
+    def _assigned(self, number: int) -> tuple[int, Indices | None]:
+        """Return the first position of a window, and its packs; None for a window that is not whole.
+
+        Index p of the packs belongs to rank ``p % world_size``.
+        """
         begin = self._begin + number * self._window
         if begin < self._begin or begin + self._window > self._end:
-            return place
-        return begin + int(np.flatnonzero(self._assigned(begin) == pack)[0])
-
-    def _assigned(self, begin: int) -> Indices:
-        """Return the packs of a window; index p belongs to rank ``p % world_size``."""
+            return begin, None
         packs = self._order[np.arange(begin, begin + self._window)]
-        return packs[split_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]
+        return begin, packs[split_by_cost(self._packs.costs(packs), self._world).T.reshape(-1)]
