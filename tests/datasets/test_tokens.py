@@ -166,7 +166,7 @@ def test_strides_and_files(tmp_path_factory: pytest.TempPathFactory, data: st.Da
     found = TokenDataset(paths, length, stride=stride, shuffle="none").tokens
     rows = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=300))
     assert len(found) == len(expected)
-    assert found.read(np.array(rows)).tolist() == [expected[row] for row in rows]
+    assert [row.tolist() for row in found.records(np.array(rows))] == [expected[row] for row in rows]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 7), st.integers(1, 16))
@@ -182,7 +182,7 @@ def test_documents(tmp_path_factory: pytest.TempPathFactory, tokens: list[int], 
     path = tmp_path_factory.mktemp("documents") / "a.npy"
     np.save(path, np.array(tokens, np.int16))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.tokens.offsets._SCAN", scan)
+        patch.setattr("penstock.sources.tokens._SCAN", scan)
         dataset = TokenDataset(path, length, end_token=0, pad_token=-1, shuffle="none")
     assert [dataset[i].tolist() for i in range(len(dataset))] == expected
     batch = next(iter(ps.DataLoader(dataset, batch_size=len(expected))))

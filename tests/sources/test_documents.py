@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import ConfigError, DataFileChangedError, DataFileError, DataFileIOError
-from penstock.sources.documents import DocumentFiles
+from penstock.sources.tokens import DocumentFiles
 from penstock.storage import cache_root
 from penstock.tokens.folder import TokenFolder
 from penstock.tokens.writer import ShardWriter

@@ -19,7 +19,7 @@ from penstock import wds
 from penstock.errors import ConfigError, ManifestIOError, ShardIOError, StorageError
 from penstock.shards.stream import StreamShards
 from penstock.sources.arrays import ArrayFiles
-from penstock.sources.documents import DocumentFiles
+from penstock.sources.tokens import DocumentFiles
 from penstock.storage import Storage, open_source
 from penstock.storage.backend import Stat
 from penstock.storage.names import braces, expand, expand_versions

@@ -25,8 +25,7 @@ from penstock.clips.lerobot import FrameRecord, LeRobotFiles
 from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
-from penstock.sources.documents import DocumentFiles
-from penstock.sources.tokens import TokenFiles
+from penstock.sources.tokens import DocumentFiles, TokenFiles
 from penstock.tokens.folder import TokenFolder
 from penstock.tokens.megatron import write_index
 from penstock.tokens.writer import ShardWriter

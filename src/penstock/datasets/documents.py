@@ -18,7 +18,7 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.tokens import integers
 from penstock.plan.share import SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.sources.documents import DocumentFiles
+from penstock.sources.tokens import DocumentFiles
 from penstock.storage import Storage
 from penstock.storage.names import Urls
 
@@ -82,6 +82,6 @@ class DocumentDataset(SourceDataset):
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
         """The number of tokens of each document: int32 of shape (rows,), by row of the files, independent of order and
-        rank. Mapped and read-only. See `penstock.sources.documents.DocumentFiles.lengths`.
+        rank. Mapped and read-only. See `penstock.sources.tokens.DocumentFiles.lengths`.
         """
         return self.documents.lengths

@@ -1,18 +1,25 @@
-"""`TokenFiles`: fixed-length sequences in memory-mapped token files, as a table with random access.
+"""Tokens in memory-mapped files, as tables with random access: sequences of one length, or whole documents.
 
     file 0:  |--- sequence 0 ---|--- sequence 1 ---|-rest-|        packed: across document ends
     file 1:  |--- sequence 2 ---| ...
 
     with end_token=E:   a b c E d e f g h E   ->   |a b c E|d e f g|h E . .|      . is pad_token
 
-Invariant: the position of a sequence is arithmetic, or one row of a mapped index; memory does not depend on their
-number.
+    files = DocumentFiles("tokens")                                         output of `penstock tokenize`
+    files = DocumentFiles("corpus_text_document.idx")                       a Megatron pair of .bin and .idx
+    files = DocumentFiles("train.bin", dtype="uint16", end_token=50256)     nanoGPT: documents end with a token
+    files.records([5, 3])                                                   two int64 tensors
+    files.lengths                                                           tokens of each document
+
+Invariant: the position of a sequence or document is arithmetic, or one row of a mapped index; memory does not depend on
+their number.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -28,15 +35,67 @@ from penstock.storage import Storage
 from penstock.storage.derived import derived_array
 from penstock.storage.mapped import MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand
-from penstock.tokens.offsets import document_ends
+from penstock.tokens.folder import INDEX, NAME, TokenFolder
+from penstock.tokens.megatron import MegatronIndex, is_index, read_header
 from penstock.wording import counted
 
-__all__ = ["TokenFiles", "check_tokens"]
+__all__ = ["DocumentFiles", "TokenFiles"]
 
+_SCAN = 1 << 22  # number of tokens searched at a time for document ends
 _ROWS = 128  # rows gathered at a time, which fit the CPU cache until they are written out
+_DOCUMENTS = 1 << 20  # documents processed at a time for their lengths
+
+_Pair = tuple[MappedFile, MappedFile | None]  # tokens, and the index of documents; None if an end token separates them
 
 
-class TokenFiles(FilesSource):
+class _Tokens(FilesSource):
+    """Rows of token files. Their index is not part of a pickle: it is mapped again."""
+
+    end_token: int | None
+    token_type: np.dtype[Any]
+
+    def _check(self, files: list[MappedFile]) -> None:
+        """Check that files hold tokens.
+
+        Raises:
+            DataFileError: one holds something else than one row of integers.
+            ConfigError: ``token_type`` cannot hold its tokens, or its type cannot hold ``end_token``.
+        """
+        for file in files:
+            kind = np.dtype(file.dtype)
+            if len(file.shape) != 1 or kind.kind not in "iu":
+                raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
+            if not np.can_cast(kind, self.token_type):
+                raise ConfigError(f"{file.path} holds {kind}, which token_type={str(self.token_type)!r} cannot hold")
+            if self.end_token is not None and not _holds(kind, self.end_token):
+                raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={self.end_token}")
+
+    def _document_ends(self, number: int) -> Iterator[Indices]:
+        """Yield the ends of the documents of a file (the positions after ``end_token``), in ascending, non-empty
+        arrays. Tokens after the last end token form a document, too.
+        """
+        total = self.maps.files[number].shape[0]
+        for begin in range(0, total, _SCAN):
+            tokens = self.maps.array(number)[begin : begin + _SCAN]
+            ends = np.flatnonzero(tokens == self.end_token) + begin + 1
+            if begin + _SCAN >= total and (not len(ends) or ends[-1] < total):
+                ends = np.append(ends, total)
+            if len(ends):
+                yield ends
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_indexes", "starts", "_lengths")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Set what is not part of a pickle."""
+        raise NotImplementedError
+
+
+class TokenFiles(_Tokens):
     """The sequences of concatenated token files. See `TokenDataset` for arguments and errors."""
 
     def __init__(
@@ -63,16 +122,15 @@ class TokenFiles(FilesSource):
             raise ConfigError(f"sequence_length and stride must be positive, got {self.length} and {self.stride}")
         if end_token is not None and stride is not None:
             raise ConfigError("stride= is for packed sequences: with end_token= they begin where documents do")
-        names: Iterable[str] = expand(files, storage)
-        found = [look_at(name, kind, storage) for name in names]
-        for file in found:
-            check_tokens(file, self.token_type, self.end_token)
-        self._set_up(MappedFiles(found))
+        found = [look_at(name, kind, storage) for name in expand(files, storage)]
+        self._check(found)
+        self.maps = MappedFiles(found)
+        self._set_up()
         if not len(self):
-            raise DataFileError(f"{self.maps.files[0].path}: too few tokens for one sequence of {self.length}")
+            raise DataFileError(f"{found[0].path}: too few tokens for one sequence of {self.length}")
 
-    def _set_up(self, maps: MappedFiles) -> None:
-        self.maps, files = maps, maps.files
+    def _set_up(self) -> None:
+        files = self.maps.files
         if self.end_token is None:
             counts = [max(0, (file.shape[0] - self.length) // self.stride + 1) for file in files]
         else:
@@ -83,103 +141,62 @@ class TokenFiles(FilesSource):
     def __repr__(self) -> str:
         return f"<TokenFiles of {counted(len(self), 'sequence')} of {self.length}: {self.maps.in_words()}>"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_indexes", "starts")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._set_up(state["maps"])
-
-    # Identity.
-
     def identity(self, files: int) -> list[str]:
         return [str((self.length, self.stride, self.end_token, self.pad_token)), *super().identity(files)]
 
     # Reading.
 
-    def read(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return sequences as an array of shape (rows, length)."""
-        out = np.empty((len(rows), self.length), self.token_type)
-        self.read_into(out, rows)
-        return out
-
     def records(self, rows: Indices) -> list[torch.Tensor]:
         """Return a tensor (length,) for each sequence."""
         with stage("read"):
-            return list(torch.from_numpy(self.read(normalise(rows, len(self)))))
+            out = np.empty((len(rows), self.length), self.token_type)
+            self.read_into(out, normalise(rows, len(self)))
+            return list(torch.from_numpy(out))
 
-    def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
+    def read_into(self, out: npt.NDArray[Any], rows: Indices) -> None:
         """Write sequences into an array of shape (rows, length), with one copy from the file's pages.
 
         Raises:
             DataFileChangedError: a file was truncated or modified since it was opened.
         """
         for number, places, local in self.by_file(rows):
-            if self.end_token is None:
-                self._write_packed(out, places, number, local)
-            else:
-                self._write_documents(out, places, number, local)
-
-    def _write_packed(
-        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64], number: int, local: npt.NDArray[np.int64]
-    ) -> None:
-        tokens, count = self.maps.array(number), int(self.starts[number + 1] - self.starts[number])
-        shape, strides = (count, self.length), (self.stride * tokens.itemsize, tokens.itemsize)
-        rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
-        for begin in range(0, len(local), _ROWS):
-            end = begin + _ROWS
-            if len(places) == len(out):
-                out[begin:end] = rows[local[begin:end]]
-            else:
-                out[places[begin:end]] = rows[local[begin:end]]
-
-    def _write_documents(
-        self, out: npt.NDArray[Any], places: npt.NDArray[np.int64], number: int, local: npt.NDArray[np.int64]
-    ) -> None:
-        tokens, index = self.maps.array(number), self._indexes[number]
-        for place, (begin, end) in zip(places.tolist(), index[local].tolist(), strict=True):
-            row, size = out[place], end - begin
-            row[:size] = tokens[begin:end]
-            row[size:] = self.pad_token
+            tokens = self.maps.array(number)
+            if self.end_token is not None:
+                for place, (begin, end) in zip(places.tolist(), self._indexes[number][local].tolist(), strict=True):
+                    row, size = out[place], end - begin
+                    row[:size] = tokens[begin:end]
+                    row[size:] = self.pad_token
+                continue
+            shape = int(self.starts[number + 1] - self.starts[number]), self.length
+            strides = self.stride * tokens.itemsize, tokens.itemsize
+            sequences = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+            for begin in range(0, len(local), _ROWS):
+                part = slice(begin, begin + _ROWS)
+                out[part if len(places) == len(out) else places[part]] = sequences[local[part]]
 
     # Documents.
 
-    def _index(self, number: int) -> npt.NDArray[np.int64]:
+    def _index(self, number: int) -> Indices:
         """Return first and end token of each sequence of a file, of shape (sequences, 2): a derived array."""
+
+        def write(out: BinaryIO) -> None:
+            start = 0
+            for ends in self._document_ends(number):
+                out.write(_sequences(start, ends, self.length).tobytes())
+                start = int(ends[-1])
+
         question = f"sequences {self.maps.version(number)} {self.length} {self.end_token}"
-        write, what = partial(self._write_index, number), f"the index of {self.maps.files[number].path}"
+        what = f"the index of {self.maps.files[number].path}"
         return derived_array("tokens", question, np.int64, write, what).reshape(-1, 2)
 
-    def _write_index(self, number: int, out: BinaryIO) -> None:
-        total, open_at = self.maps.files[number].shape[0], 0
-        assert self.end_token is not None
-        for ends in document_ends(lambda a, b: self.maps.array(number)[a:b], total, self.end_token):
-            out.write(self._cut(open_at, ends).tobytes())
-            open_at = int(ends[-1])
 
-    def _cut(self, start: int, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the sequences of consecutive documents: the first begins at ``start``, they end at ``ends``."""
-        starts = np.concatenate([[start], ends[:-1]])
-        counts = -(-(ends - starts) // self.length)
-        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
-        begin = np.repeat(starts, counts) + number * self.length
-        return np.stack([begin, np.minimum(begin + self.length, np.repeat(ends, counts))], axis=1)
-
-
-def check_tokens(file: MappedFile, token_type: np.dtype[Any], end_token: int | None) -> None:
-    """Check that a file holds tokens.
-
-    Raises:
-        DataFileError: it holds something else than one row of integers.
-        ConfigError: ``token_type`` cannot hold its tokens, or its type cannot hold ``end_token``.
-    """
-    kind = np.dtype(file.dtype)
-    if len(file.shape) != 1 or kind.kind not in "iu":
-        raise DataFileError(f"{file.path} holds {kind} of shape {file.shape}: tokens are one row of integers")
-    if not np.can_cast(kind, token_type):
-        raise ConfigError(f"{file.path} holds {kind}, which token_type={str(token_type)!r} cannot hold")
-    if end_token is not None and not _holds(kind, end_token):
-        raise ConfigError(f"{file.path} holds {kind}, in which no token is end_token={end_token}")
+def _sequences(start: int, ends: Indices, length: int) -> Indices:
+    """Return the sequences of consecutive documents: the first begins at ``start``, they end at ``ends``."""
+    starts = np.concatenate([[start], ends[:-1]])
+    counts = -(-(ends - starts) // length)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within its document
+    begin = np.repeat(starts, counts) + number * length
+    return np.stack([begin, np.minimum(begin + length, np.repeat(ends, counts))], axis=1)
 
 
 def _token(name: str, value: Any) -> int:
@@ -204,3 +221,199 @@ def _integers(dtype: npt.DTypeLike) -> np.dtype[Any]:
             f"dtype must be one of NumPy's types of integers, such as 'uint16', '<u2' or numpy.uint16, got {dtype!r}"
         )
     return kind
+
+
+class OffsetIndex:
+    """The position of each document in a token file.
+
+    Args:
+        path: path of the index, for messages.
+        read: returns the mapped offsets, int64 of shape (documents + 1,).
+        tokens: the number of tokens in the file.
+
+    Raises:
+        DataFileError: the offsets belong to another file, or are damaged.
+    """
+
+    def __init__(self, path: str, read: Callable[[], npt.NDArray[np.int64]], tokens: int) -> None:
+        self._read = read
+        offsets = read()
+        if offsets.ndim != 1 or offsets.dtype != np.int64 or not len(offsets) or offsets[0] != 0:
+            raise DataFileError(f"{path} is no index of documents: it holds {offsets.dtype} of shape {offsets.shape}")
+        if offsets[-1] != tokens:
+            raise DataFileError(
+                f"{path}: its last document ends at token {offsets[-1]:,}, and the file has {tokens:,} tokens: one of "
+                "them is truncated, or of another pair"
+            )
+
+    def __len__(self) -> int:
+        return len(self._read()) - 1
+
+    def bounds(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return first and end token of documents."""
+        offsets = self._read()
+        return offsets[rows], offsets[rows + 1]
+
+
+class DocumentFiles(_Tokens):
+    """The documents of concatenated token files. See `DocumentDataset` for arguments and errors."""
+
+    def __init__(
+        self,
+        files: Urls,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        end_token: int | None = None,
+        token_type: npt.DTypeLike = "int64",
+        storage: Storage | None = None,
+    ) -> None:
+        self.token_type = np.dtype(token_type)
+        self.end_token = end_token
+        names = expand(files, storage)
+        pairs = [pair for name in names for pair in self._pairs(name, dtype, storage)]
+        if not pairs:
+            raise DataFileError(f"{names[0]} holds no documents: its source had no rows")
+        tokens, indexes = [pair[0] for pair in pairs], [pair[1] for pair in pairs if pair[1] is not None]
+        self._check(tokens)
+        self.maps, self._index_maps = MappedFiles(tokens), MappedFiles(indexes) if indexes else None
+        self._set_up()
+
+    def _pairs(self, name: str, dtype: npt.DTypeLike | None, storage: Storage | None) -> Iterator[_Pair]:
+        """Yield the files of a name."""
+        if os.path.isdir(name):
+            name = os.path.join(name, NAME)
+        said = dtype is not None or self.end_token is not None
+        if os.path.basename(name) == NAME or name.endswith(".idx"):
+            if said:
+                raise ConfigError(f"{name} says type and ends of its documents: leave dtype= and end_token= out")
+            yield from _named(name, storage) if os.path.basename(name) == NAME else [_megatron(name, storage)]
+        elif self.end_token is not None:
+            yield look_at(name, dtype, storage), None
+        elif name.endswith(".bin") and not said:
+            yield _megatron(f"{name.removesuffix('.bin')}.idx", storage)
+        elif not said and is_index(f"{name}.idx"):
+            yield _megatron(f"{name}.idx", storage)
+        else:
+            raise ConfigError(
+                f"{name}: nothing says where its documents end. Give end_token=, a folder that `penstock tokenize` "
+                "wrote, or the .idx of Megatron's pair of files; or open it as sequences of one length by TokenDataset"
+            )
+
+    def _set_up(self) -> None:
+        self._indexes = [self._index(number) for number in range(len(self.maps.files))]
+        self.starts = np.cumsum([0, *map(len, self._indexes)], dtype=np.int64)
+        self._lengths: npt.NDArray[np.int32] | None = None
+
+    def _index(self, number: int) -> OffsetIndex | MegatronIndex:
+        file = self.maps.files[number]
+        if self._index_maps is not None:
+            where, read = self._index_maps.files[number].path, partial(self._index_maps.array, number)
+            if where.endswith(INDEX["penstock"]):
+                return OffsetIndex(where, read, file.shape[0])
+            return MegatronIndex(where, read, file.size)
+
+        def write(out: BinaryIO) -> None:
+            out.write(bytes(8))
+            for ends in self._document_ends(number):
+                out.write(ends.tobytes())
+
+        question = f"documents {self.maps.version(number)} {self.end_token}"
+        offsets = derived_array("tokens", question, np.int64, write, f"the index of {file.path}")
+        return OffsetIndex(file.path, lambda: offsets, file.shape[0])
+
+    # Properties.
+
+    def __repr__(self) -> str:
+        return f"<DocumentFiles of {counted(len(self), 'document')}: {self.maps.in_words()}>"
+
+    @property
+    def tokens(self) -> int:
+        """The number of all tokens."""
+        return sum(file.shape[0] for file in self.maps.files)
+
+    def identity(self, files: int) -> list[str]:
+        return [f"documents {self.end_token}", *(some.fingerprint(k) for some in self._all for k in range(files))]
+
+    @property
+    def _all(self) -> list[MappedFiles]:
+        return [self.maps] if self._index_maps is None else [self.maps, self._index_maps]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """The number of tokens of each document, int32 of shape (documents,), in file order; read-only.
+
+        It is mapped from a single Megatron index, or else from a file in the user's cache, which is computed at first
+        use in one pass over the indexes.
+
+        Raises:
+            DataFileError: an index that is damaged, or a document of 2**31 tokens or more.
+        """
+        if self._lengths is None:
+            first, *others = self._indexes
+            found = first.mapped_lengths() if isinstance(first, MegatronIndex) and not others else None
+            if found is None:
+                versions = [files.version(number) for files in self._all for number in range(len(files.files))]
+                question = f"lengths {self.end_token} {versions}"
+                found = derived_array("tokens", question, np.int32, self._write_lengths, "lengths of documents")
+            self._lengths = found
+        return self._lengths
+
+    def _write_lengths(self, out: BinaryIO) -> None:
+        for file, index in zip(self.maps.files, self._indexes, strict=True):
+            total = 0
+            for begin in range(0, len(index), _DOCUMENTS):
+                begins, ends = index.bounds(np.arange(begin, min(begin + _DOCUMENTS, len(index))))
+                lengths = ends - begins
+                if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= np.iinfo(np.int32).max:
+                    raise DataFileError(f"{file.path}: a document of {lengths.min():,} or {lengths.max():,} tokens")
+                total += int(lengths.sum())
+                out.write(lengths.astype(np.int32).tobytes())
+            if total > file.shape[0]:
+                raise DataFileError(f"{file.path}: its index has {total:,} tokens, and there are {file.shape[0]:,}")
+
+    # Reading.
+
+    def records(self, rows: Indices) -> list[torch.Tensor]:
+        """Return a tensor (tokens,) for each document.
+
+        Raises:
+            DataFileChangedError: a file was truncated or modified since it was opened.
+            DataFileError: an index with invalid positions.
+        """
+        with stage("read"):
+            rows = normalise(rows, len(self))
+            found: list[torch.Tensor] = [_NONE] * len(rows)
+            for number, places, local in self.by_file(rows):
+                tokens = self.maps.array(number)
+                begins, ends = self._indexes[number].bounds(local)
+                bad = (begins < 0) | (begins > ends) | (ends > len(tokens))
+                if bad.any():
+                    k = int(bad.argmax())
+                    raise DataFileError(
+                        f"{self.maps.files[number].path}: document {local[k]} is said to be tokens {begins[k]} to "
+                        f"{ends[k]} of {len(tokens)}: its index is damaged, or that of another file"
+                    )
+                for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
+                    found[place] = torch.from_numpy(tokens[begin:end].astype(self.token_type))
+            return found
+
+
+_NONE = torch.empty(0)
+
+
+def _named(name: str, storage: Storage | None) -> Iterator[_Pair]:
+    """Yield the files of an output folder of `penstock tokenize`."""
+    folder = TokenFolder.whole(name, storage)
+    for shard in folder.shards:
+        path = f"{name.removesuffix(NAME)}{shard.name}"
+        index = f"{path}{INDEX[folder.format]}"
+        tokens = look_at(f"{path}.bin", np.dtype(folder.dtype).newbyteorder("<"), storage)
+        if tokens.shape[0] != shard.tokens:
+            raise DataFileError(f"{tokens.path} has {tokens.shape[0]:,} tokens, and {NAME} says {shard.tokens:,}")
+        yield tokens, look_at(index, "uint8" if folder.format == "megatron" else None, storage)
+
+
+def _megatron(name: str, storage: Storage | None) -> _Pair:
+    index = look_at(name, "uint8", storage)
+    header = read_header(name, MappedFiles([index]).array(0))
+    return look_at(f"{name.removesuffix('.idx')}.bin", header.dtype, storage), index

@@ -88,7 +88,8 @@ class Files:
             ShardError: a damaged file, or a hash that differs from the index.
             StorageError: the store fails, or the cache has no room.
         """
-        name, source = self._name(info.raw), None
+        name = self._name(info.raw)
+        source: File | RemoteSource | None = None
         if info.packed is not None and (self.storage is not None or not os.path.exists(name)):
             packed = self._source(info.packed)
             if packed is not None:
