@@ -13,9 +13,9 @@ from shards_support import COUNTS, number, write_shards
 from store_server import Store
 
 import penstock as ps
-from penstock.shards import arriving_source
-from penstock.shards.find_handles import build, write_indexes
-from penstock.shards.handles import LocalShard
+from penstock.shards import arriving
+from penstock.shards.shardset import build, write_indexes
+from penstock.shards.tar_shard import TarShard
 from penstock.storage import Cache, Storage
 
 
@@ -87,7 +87,7 @@ def test_as_many_ranks_go_on(tmp_path: Path) -> None:
 
 
 def leave_early(rank: int, url: str, folder: Path) -> list[int]:
-    arriving_source._PATIENCE = 1.0  # type: ignore[attr-defined]
+    arriving._PEER_TIMEOUT_S = 1.0
     loader = make(url, folder / str(rank), last=39)
     for step, _ in enumerate(loader, 1):
         if step == 1 + 12 * rank:
@@ -152,7 +152,7 @@ def read_as_indexes_come_up(rank: int, url: str, folder: Path, data: Path, shard
             loader = make(url, folder / str(rank))
         dist.barrier()
         if turn == first and rank == 0:
-            handles = [LocalShard(str(data / f"s-{shard}.tar"), str(folder / "made")) for shard in shards]
+            handles = [TarShard(str(data / f"s-{shard}.tar"), cache_dir=str(folder / "made")) for shard in shards]
             build(handles)
             write_indexes(handles, data)
         dist.barrier()

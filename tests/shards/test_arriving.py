@@ -32,7 +32,8 @@ from penstock.errors import (
     StorageNotFoundError,
 )
 from penstock.shards import ShardSet
-from penstock.shards.epoch_windows import WindowOrder, window_span
+from penstock.shards.first_epoch import WindowOrder, window_span
+from penstock.shards.shard_file import split_rows
 from penstock.storage import Cache, Storage
 
 COUNTS = [3, 0, 17, 30, 5, 5, 12, 1, 9, 30, 2, 8, 21]
@@ -130,7 +131,7 @@ def test_each_sample_of_a_window_has_one_position(counts: list[int], world: int,
     everything = [(shard, i) for shard, count in zip(shards, counts, strict=True) for i in range(count)]
     found = []
     for rank in range(world):
-        own = list(zip(*(part.tolist() for part in order.of_rank(rank)), strict=True))
+        own = list(zip(*(part.tolist() for part in split_rows(order.of_rank(rank))), strict=True))
         found += own
         # A rank has every position of its stride.
         assert len(own) == len(range(begin, begin + len(order))[(rank - begin) % world :: world])

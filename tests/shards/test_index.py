@@ -205,7 +205,7 @@ def test_builders_wait_for_each_other(tmp_path: Path) -> None:
 
 @full_only("thousands of files")
 def test_many_shards_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.shards.shardset._MOST", 100)
+    monkeypatch.setattr("penstock.storage.file_pool._limit", lambda: 200)
     paths = write_shards(tmp_path, [2] * 300)
     before = len(os.listdir("/proc/self/fd"))
     opened = ShardSet(paths)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import penstock as ps
 from penstock.errors import ConfigError, ShardError, StorageChangedError, StorageNotFoundError
-from penstock.shards import ShardSet, find_handles
+from penstock.shards import ShardSet, shardset
 from penstock.storage import Cache, Storage
 from penstock.tools.cli.app import app
 
@@ -223,11 +223,11 @@ def test_copies_are_made_several_at_a_time(
 ) -> None:
     together = threading.Barrier(len(paths))
 
-    class Slow(find_handles.StoreShard):
-        def build(self, progress: Any) -> None:
+    class Slow(shardset.TarShard):
+        def obtain(self, **options: Any) -> Any:
             together.wait(20)
-            super().build(progress)
+            return super().obtain(**options)
 
-    monkeypatch.setattr(find_handles, "StoreShard", Slow)
+    monkeypatch.setattr(shardset, "TarShard", Slow)
     urls = [server.put(Path(path).name, Path(path).read_bytes()) for path in paths]
     assert len(ShardSet(urls, storage=storage_in(tmp_path))) == sum(COUNTS)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch
-from penstock.shards.stored import StoredShard
+from penstock.shards.shard_file import StoredShard
 from penstock.storage import RemoteSource
 from penstock.storage.copy_choice import come_and_go, stay, usable
 from penstock.storage.fetcher import Fetcher

@@ -16,20 +16,40 @@ from typing import Any, Unpack, cast
 from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import SourceDataset, opened
 from penstock.distributed import LateWorld
+from penstock.errors import ConfigError, StorageAuthError, StorageNotFoundError
 from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.arriving import ArrivingShards, open_shards
+from penstock.shards.arriving import ArrivingSource
 from penstock.shards.decode import chained
+from penstock.shards.exchange import SharedFacts, agree_on
 from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.grouping import Sample
-from penstock.shards.shardset import ShardSet
+from penstock.shards.shardset import ShardSet, build, find_shards
+from penstock.shards.tar_shard import TarShard, index_url
 from penstock.stages import stage
-from penstock.storage import Storage, is_remote
-from penstock.storage.names import Urls
+from penstock.storage import RemoteSource, Storage, is_remote
+from penstock.storage.names import Urls, expand_versions, with_versions
 
 __all__ = ["ShardDataset"]
+
+
+class ArrivingShards(ArrivingSource):
+    """Tar shards in a store, which may not be counted yet; once all are, `whole` is a `ShardSet`."""
+
+    def __init__(self, shards: Sequence[TarShard], shared: SharedFacts | None = None) -> None:
+        super().__init__(shards, shared)
+        self._set = ShardSet.of(shards)
+
+    def _read(self, numbers: Indices, rows: Indices) -> list[Sample]:
+        return self._set.read(numbers, rows)
+
+    def _make_whole(self) -> ShardSet:
+        return self._set
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrivingShards, (self._shards, self._shared)
 
 
 class ShardDataset(SourceDataset):
@@ -94,7 +114,7 @@ class ShardDataset(SourceDataset):
             others = {"copy": None if copy else False, "write_index": write_index or None}
             self.shards = opened(ShardSet, urls, {**given, **others})
         else:
-            self.shards = open_shards(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
+            self.shards = _open(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
         """The samples, in the order of the shards."""
         plan: SharePlan
         if any(is_remote(url) for url in self.shards.urls):
@@ -107,7 +127,10 @@ class ShardDataset(SourceDataset):
 
     def image_records(self, indices: Sequence[int], place: MiniEpoch | None = None) -> list[SampleRecord]:
         """Return several samples as image records, for `penstock.ImageDataset`. See `ShardSet.as_images`."""
-        return self.shards.as_images(self.rows(indices, place), self.records(indices, place))
+        samples = self.records(indices, place)
+        if isinstance(self.shards, ArrivingShards):
+            return [SampleRecord(sample, None) for sample in samples]
+        return self.shards.as_images(self.rows(indices, place), samples)
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
         rows, place = view.rows(local), cast(MiniEpoch | ShardSamples, view.place)
@@ -123,3 +146,55 @@ class ShardDataset(SourceDataset):
 def _world_size(share: ShareOptions) -> int:
     given: dict[str, Any] = {name: share.get(name) for name in ("rank", "world_size", "process_group", "mesh")}
     return LateWorld(**given, of="dataset").ranks
+
+
+def _open(
+    urls: Urls,
+    *,
+    copy: bool,
+    storage: Storage | None,
+    cache_dir: str | os.PathLike[str] | None,
+    progress: bool | None,
+    write_index: bool,
+    world_size: int,
+) -> ShardSet | ArrivingShards:
+    """Open shards for training; shards in a store can be read at once, even without indexes.
+
+    Looks in the store for the indexes of the first and the last shard; if one is missing, it looks for no others, but
+    for the versions of the shards (see `with_versions`), which are read in these versions.
+
+    Ranks may look at different times while indexes appear. So all ranks use the result of the first rank, if there is a
+    process group; without one, ranks that write indexes assume that none exist.
+    """
+    found = expand_versions(urls, storage)
+    folder = None if cache_dir is None else os.path.abspath(cache_dir)
+    is_stored = copy and all(is_remote(url) for url, _ in found)
+    if write_index and not is_stored:
+        raise ConfigError("write_index= needs shards in a store that are copied (copy=True): no others are indexed")
+
+    def has_index(url: str) -> bool:
+        try:
+            RemoteSource(index_url(url), storage)
+        except (StorageNotFoundError, StorageAuthError):
+            # Without list permission, stores answer "no access" for missing objects.
+            return False
+        return True
+
+    may_be_counted = not is_stored or all(has_index(found[number][0]) for number in (0, -1))
+    shards = find_shards(found, storage, folder, copy=copy) if may_be_counted else []
+    if is_stored:
+        if not shards:
+            found = with_versions(found, storage)
+        is_counted = is_agreed = bool(shards) and all(shard.facts is not None for shard in shards)
+        if world_size > 1:
+            said = agree_on([url for url, _ in found], "counted" if is_counted else "uncounted", world_size)
+            is_agreed = is_counted and not write_index if said is None else said == "counted"
+        if not is_agreed:
+            if is_counted or not shards:
+                shards = [TarShard(url, storage, folder, stat) for url, stat in found]
+            for shard in shards:
+                shard.write_index = write_index
+            return ArrivingShards(shards)
+        shards = shards if is_counted else find_shards(found, storage, folder, copy=True)
+    build(shards, progress=progress)
+    return ShardSet.of(shards)

@@ -1,101 +1,272 @@
-"""`ArrivingShards`: tar shards in a store that are indexed while they are fetched, see `ArrivingSource`."""
+"""`ArrivingSource`: files in a store that are counted while they are fetched, for orders without counts in advance.
+
+    arrivals = source.arrivals(world_size)  # copies shards into the cache, and counts them
+    arrivals.wait([17, 3])                  # their facts: they are cached and counted
+    source.arrived(rows, facts)             # in any process: samples, by `penstock.shards.shard_file.pack_rows`
+    source.complete, len(source)            # once all are counted: the same as counted files
+
+Promises: one process of the machine fetches each file once, and reads and counts it once; all processes of a job read
+the counted version, or raise an error that names the object.
+"""
 
 from __future__ import annotations
 
+import abc
 import os
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from typing import Any, SupportsIndex
 
-from penstock.errors import ConfigError
-from penstock.images.sample_record import SampleRecord
+import numpy as np
+
+from penstock.errors import LengthUnknownError
 from penstock.order.permutation import Indices
-from penstock.shards.arriving_source import ArrivingSource
-from penstock.shards.exchange import SharedFacts, agree_on
-from penstock.shards.find_handles import build, find_handles, has_index, open_handles
-from penstock.shards.grouping import Sample
-from penstock.shards.handles import StoreShard
-from penstock.shards.opened import OpenShards
-from penstock.shards.shardset import ShardSet
-from penstock.storage import Storage, is_remote
-from penstock.storage.names import Urls, expand_versions, with_versions
+from penstock.progress import progress_bar
+from penstock.shards.exchange import Exchange, SharedFacts, exchange_of
+from penstock.shards.shard_file import Facts, ShardFile, StoredShard, split_rows
+from penstock.storage.backend import Cancel
+from penstock.storage.fetcher import Fetcher
+from penstock.storage.futures import NEVER, Use
+from penstock.storage.urls import listed
+from penstock.wording import counted
 
-__all__ = ["ArrivingShards", "open_shards"]
+__all__ = ["ADVICE", "Arrivals", "ArrivingSource", "unknown_length"]
 
+_PEER_TIMEOUT_S = 10.0  # after which this rank counts the shards of another rank itself
 
-class ArrivingShards(ArrivingSource):
-    """Shards in a store, which may not be indexed yet; once all are, `whole` is a `ShardSet`."""
-
-    def __init__(self, handles: list[StoreShard], shared: SharedFacts | None = None) -> None:
-        super().__init__(handles, shared)
-        self._opened = OpenShards(handles)
-
-    def _read(self, numbers: Indices, rows: Indices) -> list[Sample]:
-        return self._opened.read(numbers, rows)
-
-    def _make_whole(self) -> ShardSet:
-        shards = ShardSet.of_handles(self._handles)
-        shards._opened = self._opened
-        return shards
-
-    def as_images(self, rows: Indices, samples: list[Sample]) -> list[SampleRecord]:
-        """Return samples as image records, see `ShardSet.as_images`."""
-        return [SampleRecord(sample, None) for sample in samples]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ArrivingShards, (self._handles, self._shared)
+ADVICE = (
+    "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
+    "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
+)
+"""Advice of errors that need the number of samples in shards."""
 
 
-def open_shards(
-    urls: Urls,
-    *,
-    copy: bool = True,
-    storage: Storage | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
-    write_index: bool = False,
-    world_size: int = 1,
-) -> ShardSet | ArrivingShards:
-    """Open shards for training; shards in a store can be read at once, even without indexes.
+def unknown_length() -> LengthUnknownError:
+    """Return the error for code that needs the number of samples while it is unknown."""
+    return LengthUnknownError(
+        "the number of samples in these shards is unknown until all of them have been read once, because they have no "
+        f"indexes in the store: read them through a DataLoader; or {ADVICE}"
+    )
+
+
+class Arrivals:
+    """Fetches and counts shards by a `Fetcher` of this process, and receives the facts of other ranks' shards."""
+
+    def __init__(self, shards: Sequence[ShardFile], exchange: Exchange | None) -> None:
+        self.pid = os.getpid()
+        self._shards, self._exchange = shards, exchange
+        self._fetcher = Fetcher(shards[0].storage)
+        self._own: set[int] = set()
+        self._sent: set[int] = set()  # shards whose facts were sent to the other ranks
+        self._only_facts = False
+        self.position = 0
+        """Number of samples that the consumer has received."""
+
+    def expect(self, needs: Sequence[tuple[int, int, int]]) -> None:
+        """Fetch shards next, in place of those expected before.
+
+        Args:
+            needs: number of a shard, and the number of samples that this rank reads before the first possible sample
+                of it, and up to its last one.
+        """
+        self._only_facts = False
+        self._own.update(shard for shard, _, _ in needs)
+        self._fetcher.follow([self._use(*need) for need in needs], position=self.position)
+
+    def count(self, numbers: Iterable[int]) -> None:
+        """Count shards whose samples are not needed, and send their facts to the other ranks."""
+        self._only_facts, self._own = True, set(numbers)
+        news = [number for number in numbers if self._shards[number].facts is None or self._is_unsent(number)]
+        self._fetcher.follow([self._use(number) for number in news], position=self.position)
+
+    def advance(self, position: int) -> None:
+        """Set the position of the consumer."""
+        self.position = position
+        self._fetcher.advance(position)
+
+    # The default argument stays valid when modules are already cleared at exit.
+    def close(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Stop fetching, and withdraw the planned uses. A forked child has none of the threads, and does nothing."""
+        if not _ending():
+            self._fetcher.close()
+
+    def hear(self, number: int, seconds: float) -> bool:
+        """Return whether a shard is known, fetched by this rank, or reported by another rank within ``seconds``."""
+        shard = self._shards[number]
+        if shard.facts is None and number not in self._own and self._exchange is not None:
+            shard.facts = self._exchange.hear(number, seconds)
+            return shard.facts is not None
+        return True
+
+    def wait(self, shards: Sequence[int]) -> list[Facts]:
+        """Wait for the facts of shards and return them."""
+        missing = [number for number in shards if self._shards[number].facts is None]
+        if self._exchange is not None:
+            # Own shards first: other ranks wait for these while this rank would wait for theirs.
+            self._fetch([number for number in missing if number in self._own])
+            for number in missing:
+                if number not in self._own:
+                    self._shards[number].facts = self._exchange.wait(number)
+        self._fetch(missing)
+        return [facts for number in shards if (facts := self._shards[number].facts) is not None]
+
+    def _fetch(self, numbers: Sequence[int]) -> None:
+        shards = {self._shards[number].url: self._shards[number] for number in numbers}
+        uses = [self._use(number, self.position, NEVER - 1) for number in numbers]
+        self._fetcher.wait(uses, lambda use: shards[use.url].facts is not None)
+
+    def _use(self, number: int, first: int = NEVER, last: int = NEVER) -> Use:
+        """Return the use of a shard; one that is only counted is never needed."""
+        return Use(self._shards[number].url, first, last, bring=partial(self._bring, number))
+
+    def _is_unsent(self, number: int) -> bool:
+        return self._exchange is not None and number not in self._sent
+
+    def _bring(self, number: int, only_later: bool, cancel: Cancel) -> None:
+        shard = self._shards[number]
+        only_facts = self._only_facts or number not in self._own
+        facts = shard.count(cancel) if only_facts else shard.obtain(only_later=only_later, cancel=cancel)
+        self._fetcher.notify()
+        if self._exchange is not None and number not in self._sent:
+            self._exchange.send(number, facts)
+            self._sent.add(number)
+        if not only_facts:
+            shard.fetch(cancel)
+
+
+class ArrivingSource(abc.ABC):
+    """Files in a store, which may not be counted yet.
 
     Args:
-        urls, copy, storage, cache_dir, progress: see `ShardSet`.
-        write_index: write new indexes beside their shards in the store.
-        world_size: number of ranks that open them, each for its share.
+        shards: the files.
+        shared: shares the counts with other processes of the machine; by default with those that unpickle this object.
 
-    Looks in the store for the indexes of the first and the last shard; if one is missing, it looks for no others, but
-    for the versions of the shards (see `with_versions`), which are read in these versions.
-
-    Ranks may look at different times while indexes appear. So all ranks use the result of the first rank, if there is a
-    process group; without one, ranks that write indexes assume that none exist.
-
-    Raises:
-        ConfigError: ``write_index`` with shards that are not copied.
-        ShardError, StorageError: see `ShardSet`.
+    Once `complete`, ``len``, rows and fingerprint are those of `whole`. Memory: some hundred bytes a file.
     """
-    found = expand_versions(urls, storage)
-    folder = None if cache_dir is None else os.path.abspath(cache_dir)
-    is_stored = copy and all(is_remote(url) for url, _ in found)
-    if write_index and not is_stored:
-        raise ConfigError("write_index= needs shards in a store that are copied (copy=True): no others are indexed")
-    if not is_stored:
-        return ShardSet.of_handles(open_handles(found, storage, folder, copy=copy, progress=progress))
 
-    def find() -> list[StoreShard]:
-        handles = find_handles(found, storage, folder, copy=True)
-        return [handle for handle in handles if isinstance(handle, StoreShard)]
+    def __init__(self, shards: Sequence[ShardFile], shared: SharedFacts | None = None) -> None:
+        self.urls = [shard.url for shard in shards]
+        self._shards = shards
+        self._arrivals: Arrivals | None = None
+        self._shared = shared or SharedFacts()
+        self._missing = self._uncounted()
 
-    handles = find() if all(has_index(found[number][0], storage) for number in (0, -1)) else []
-    if not handles:
-        found = with_versions(found, storage)
-    counted = agreed = bool(handles) and all(handle.facts is not None for handle in handles)
-    if world_size > 1:
-        said = agree_on([url for url, _ in found], "counted" if counted else "uncounted", world_size)
-        agreed = counted and not write_index if said is None else said == "counted"
-    if agreed:
-        if not counted:
-            build(handles := find(), progress=progress)
-        return ShardSet.of_handles(handles)
-    if counted or not handles:
-        handles = [StoreShard(url, storage, folder, stat) for url, stat in found]
-    for handle in handles:
-        handle.write_index = write_index
-    return ArrivingShards(handles)
+    @abc.abstractmethod
+    def _read(self, numbers: Indices, rows: Indices) -> list[Any]:
+        """Return rows of files whose facts are known, in this order."""
+
+    @abc.abstractmethod
+    def _make_whole(self) -> Any:
+        """Return all files as one counted source; all facts are known."""
+
+    # For plans, in the main process.
+
+    def _uncounted(self) -> list[int]:
+        return [number for number, shard in enumerate(self._shards) if shard.facts is None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards are counted."""
+        if self._missing:
+            self._missing = [number for number in self._missing if self._shards[number].facts is None]
+            if not self._missing:
+                self._shared.write(self.facts(range(len(self.urls))))
+        return not self._missing
+
+    def facts(self, shards: Iterable[int]) -> list[Any]:
+        """Return the facts of counted shards."""
+        return [self._shards[number].facts for number in shards]
+
+    def arrivals(self, world_size: int) -> Arrivals:
+        """Return what fetches the files in this process, for one of the ranks that share them."""
+        if self._arrivals is None or self._arrivals.pid != os.getpid():
+            self._arrivals = Arrivals(self._shards, exchange_of(self.urls, world_size))
+        return self._arrivals
+
+    def finish(self, rank: int, world_size: int) -> None:
+        """Count the remaining shards, with a progress bar.
+
+        Reads the index of a shard if the store has it, else the shard. Ranks divide the work if they can exchange
+        results. Raises as `Arrivals.wait` does.
+        """
+        missing, arrivals = self._uncounted(), self.arrivals(world_size)
+        # Divided by number: a rank that left an epoch early may lack other shards than the rest.
+        arrivals.count(range(rank, len(self._shards), world_size))
+        if not missing:
+            return
+        with progress_bar("counting shards", len(missing), None, in_bytes=False) as advance:
+            # Own shards first, as in `Arrivals.wait`.
+            for number in sorted(missing, key=lambda number: number % world_size != rank):
+                if not arrivals.hear(number, _PEER_TIMEOUT_S):
+                    # Another rank is still in the epoch that this one left, and does not count its part yet.
+                    arrivals.count(self._uncounted())
+                arrivals.wait([number])
+                advance(1)
+
+    # For workers, in any process.
+
+    def arrived(self, rows: Indices, facts: Iterable[tuple[int, Facts]]) -> list[Any]:
+        """Return the samples at rows of `pack_rows`, in this order, given the numbers and facts of their shards."""
+        self._learn(facts)
+        return self._read(*split_rows(np.asarray(rows, dtype=np.int64)))
+
+    def _learn(self, facts: Iterable[tuple[int, Facts]]) -> None:
+        for number, known in facts:
+            self._shards[number].facts = self._shards[number].facts or known
+
+    # As a source, once all files are counted.
+
+    @cached_property
+    def _all(self) -> Any:
+        return self._make_whole()
+
+    @property
+    def whole(self) -> Any:
+        """The same files as one counted source.
+
+        Raises:
+            LengthUnknownError: some are not counted.
+        """
+        if not self.complete:
+            raise unknown_length()
+        return self._all
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the samples."""
+        return str(self.whole.fingerprint)
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Return whether a set with this fingerprint and number of samples has since grown into this one."""
+        return bool(self.whole.is_prefix_of_current(fingerprint, rows))
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.whole[index]
+
+    @property
+    def starts(self) -> Any:
+        """The first sample number of each shard, and the number of all samples."""
+        return self.whole.starts
+
+    def stored(self) -> list[StoredShard]:
+        """The shards, for prefetching."""
+        return list(self.whole.stored())
+
+    def records(self, indices: Indices) -> list[Any]:
+        """Return the samples at rows of the whole set, in this order.
+
+        All shards must be counted, though this process may have started before that.
+        """
+        if not self.complete:
+            self._learn(enumerate(self._shared.read()))
+            self.finish(0, 1)
+        return list(self.whole.records(indices))
+
+    def __repr__(self) -> str:
+        if self.complete:
+            return repr(self.whole)
+        return f"<{counted(len(self.urls), 'shard')}, {len(self._missing):,} not counted yet: {listed(self.urls)}>"

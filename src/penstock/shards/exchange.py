@@ -1,9 +1,9 @@
-"""What is known of a shard that was counted, and how ranks and processes share it: `Facts`.
+"""How ranks and processes share the facts of counted shards.
 
     exchange = exchange_of(urls, world_size)   # by torch.distributed's store; None without a process group
-    exchange.tell(7, facts)                    # by the rank that has read shard 7
-    exchange.wait([7, 8])                      # by the others
-    agree_on(urls, "counted")                  # the value of the first rank
+    exchange.send(7, facts)                    # by the rank that has read shard 7
+    exchange.wait(7)                           # by the others
+    agree_on(urls, "counted", world_size)      # the value of the first rank
     shared.write(facts)                        # by the main process, once all shards are counted
     shared.read()                              # by workers that started earlier
 
@@ -24,18 +24,19 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 import xxhash
 
 from penstock.errors import StorageUnavailableError
+from penstock.shards.shard_file import Facts
 from penstock.storage import UNWRITABLE, kept_path, write_kept
 from penstock.storage.backend import Stat
 from penstock.storage.transfer import rank_note
 from penstock.storage.urls import shown
 
-__all__ = ["Exchange", "Facts", "SharedFacts", "agree_on", "exchange_of"]
+__all__ = ["Exchange", "SharedFacts", "agree_on", "exchange_of"]
 
 _TIMEOUT_S = 1800.0  # for another rank to read one shard
 _WARN_AFTER_S = 60.0  # of waiting
@@ -43,35 +44,6 @@ _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between polls
 
 _opened: Counter[str] = Counter()
 """How often this process has opened shards, by their name among ranks."""
-
-
-class Facts(NamedTuple):
-    """Facts of a shard that was counted: enough for ranks and workers that have not read it.
-
-    Attributes:
-        version: the version of the object; None for shards that were counted before the job.
-        samples: the number of samples.
-        content: a text that identifies the content: xxh3_128 as hex; for JSON lines, the fingerprint of the version.
-    """
-
-    version: Stat | None
-    samples: int
-    content: str
-
-    @property
-    def identity(self) -> str:
-        """8 hex digits by which states name the content."""
-        return xxhash.xxh3_64_hexdigest(self.content.encode("utf-8", "surrogateescape"))[:8]
-
-    def to_json(self) -> list[Any]:
-        """Return the facts as JSON types."""
-        return [None if self.version is None else astuple(self.version), self.samples, self.content]
-
-    @classmethod
-    def of_json(cls, facts: Sequence[Any]) -> Facts:
-        """Return the facts of a `to_json` result."""
-        version, samples, content = facts
-        return cls(None if version is None else Stat(*version), samples, content)
 
 
 class SharedFacts:
@@ -86,7 +58,7 @@ class SharedFacts:
         try:
             path.parent.mkdir(exist_ok=True)
             with write_kept(path) as file:
-                file.write(json.dumps([one.to_json() for one in facts]).encode())
+                file.write(json.dumps([_packed(one) for one in facts]).encode())
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
@@ -94,7 +66,7 @@ class SharedFacts:
     def read(self) -> list[Facts]:
         """Return the facts; none if they were not written, or were written on another machine."""
         try:
-            return [Facts.of_json(one) for one in json.loads(kept_path("shards", self._name).read_bytes())]
+            return [_unpacked(one) for one in json.loads(kept_path("shards", self._name).read_bytes())]
         except OSError:
             return []
 
@@ -112,32 +84,29 @@ class Exchange:
         self._store, self._urls = store, urls
         self._name = _next_name("shards", urls, world_size)
 
-    def tell(self, number: int, facts: Facts) -> None:
+    def send(self, number: int, facts: Facts) -> None:
         """Send the facts of a shard to the other ranks."""
-        self._store.set(f"{self._name}/{number}", json.dumps(facts.to_json()))
+        self._store.set(f"{self._name}/{number}", json.dumps(_packed(facts)))
 
-    def wait(self, numbers: Sequence[int]) -> list[Facts]:
-        """Wait for the facts of shards and return them.
+    def wait(self, number: int) -> Facts:
+        """Wait for the facts of a shard and return them.
 
         Raises:
-            StorageUnavailableError: the facts of one were not sent for half an hour, or the store is gone.
+            StorageUnavailableError: they were not sent for half an hour, or the store is gone.
         """
-        return [self._wait(number) for number in numbers]
-
-    def _wait(self, number: int) -> Facts:
+        name = f"{shown(self._urls[number])}{rank_note()}"
         facts = self.hear(number, _WARN_AFTER_S)
         if facts is None:
             warnings.warn(
-                f"waiting for another rank to count {shown(self._urls[number])}{rank_note()}, for {_WARN_AFTER_S:g} s. "
-                "Every rank must create this dataset and iterate over it, equally often; a rank that reads alone needs "
-                "rank=0, world_size=1",
+                f"waiting for another rank to count {name}, for {_WARN_AFTER_S:g} s. Every rank must create this "
+                "dataset and iterate over it, equally often; a rank that reads alone needs rank=0, world_size=1",
                 stacklevel=2,
             )
             facts = self.hear(number, _TIMEOUT_S - _WARN_AFTER_S)
         if facts is None:
             raise StorageUnavailableError(
-                f"no other rank has reported the sample count of {shown(self._urls[number])}{rank_note()} for "
-                f"{_TIMEOUT_S:g} s: the rank that reads it hangs or has ended"
+                f"no other rank has reported the sample count of {name} for {_TIMEOUT_S:g} s: the rank that reads it "
+                "hangs or has ended"
             )
         return facts
 
@@ -151,7 +120,7 @@ class Exchange:
                     return None
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-            return Facts.of_json(json.loads(self._store.get(key)))
+            return _unpacked(json.loads(self._store.get(key)))
         except RuntimeError as error:
             raise StorageUnavailableError(
                 f"cannot receive the sample count of {shown(self._urls[number])}{rank_note()}: the store of "
@@ -174,8 +143,8 @@ def agree_on(urls: Sequence[str], mine: str, world_size: int) -> str | None:
     store = _store()
     if store is None:
         return None
-    said: bytes = store.compare_set(_next_name("openings", urls, world_size), "", mine)
-    return said.decode()
+    first: bytes = store.compare_set(_next_name("openings", urls, world_size), "", mine)
+    return first.decode()
 
 
 def _store() -> Any:
@@ -190,3 +159,13 @@ def _next_name(of: str, urls: Sequence[str], world_size: int) -> str:
     name = f"penstock/{of}/{names}/{world_size}"
     _opened[name] += 1
     return f"{name}/{_opened[name]}"
+
+
+def _packed(facts: Facts) -> list[Any]:
+    """Return facts as JSON types."""
+    return [None if facts.version is None else astuple(facts.version), facts.samples, facts.content]
+
+
+def _unpacked(facts: Sequence[Any]) -> Facts:
+    version, samples, content = facts
+    return Facts(None if version is None else Stat(*version), samples, content)

@@ -1,14 +1,24 @@
 """`WindowPlan`: the order of shards in a store that may not be counted. `WindowEpoch`: their first epoch, in windows.
 
-    shards permuted by (seed, epoch)  ->  windows (`epoch_windows`)  ->  samples, when a window is counted
+    shards permuted by (seed, epoch)  ->  windows (`window_span`)  ->  samples, when a window is counted (`WindowOrder`)
+
+    shards in the epoch's order    | window 0 | window 1      | window 2                      | ...
+    rank of each shard             | 0 1 2    | 0 1 2 0 1 2   | 0 1 2 0 1 2 0 1 2 0 1 2       |
+    samples of a window            ranks with too many samples pass some to others; then each rank shuffles its samples
+
+The first window has one shard per rank, so that the first batch is ready soon. Each next window has twice as many, up
+to a limit. Positions of the epoch are split among ranks in strides: a window of n samples has n positions, and its
+first position determines how many of them each rank gets. If a rank's shards have more samples than the rank has
+positions, the last ones go to ranks with fewer, in the order of the ranks. So few shards are read by two ranks.
 
 An epoch that begins while indexes are missing reads the shards in windows to its end, even if all indexes are known
 before. Every other epoch has the order of `SharePlan`. The number of samples of an epoch in windows is known only when
 its last window has been counted. So it is a `ForwardEpoch`: a loader reads it by a generator, and no other plan knows.
 
-Invariant: a state contains the place of one window, the number of samples before it, the number of samples consumed,
-and 8 characters for the content of each shard of the window. So it is small, and loads on the same number of ranks. If
-a shard of the window was replaced, its samples would have another order, so that is an error.
+Invariant: the order of a window depends only on the counts of *its* shards, and on the number of samples before it. So
+a state contains the place of one window, the number of samples before it, the number of samples consumed, and 8
+characters for the content of each shard of the window. It is small, and loads on the same number of ranks. If a shard
+of the window was replaced, its samples would have another order, so that is an error.
 """
 
 from __future__ import annotations
@@ -22,38 +32,115 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 import numpy as np
 import xxhash
 
-from penstock.errors import ConfigError, LengthUnknownError, StateError, StorageChangedError
+from penstock.errors import ConfigError, OrderError, StateError, StorageChangedError
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
-from penstock.order.permutation import Indices
+from penstock.order.permutation import Indices, Permutation
 from penstock.plan.cursor import Cursor, State, check_state, read_int, read_ints
 from penstock.plan.epoch import ForwardEpoch
 from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import ShareOptions
-from penstock.shards.arrivals import Arrivals, Need
-from penstock.shards.epoch_windows import WindowOrder, window_span
-from penstock.shards.exchange import Facts
-from penstock.shards.opened import pack_rows, split_rows
+from penstock.shards.arriving import ADVICE, Arrivals, unknown_length
+from penstock.shards.shard_file import Facts, pack_rows, split_rows
+from penstock.storage.futures import NEVER
 from penstock.storage.urls import shown
 from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.order.mixture import WeightStage
 
-__all__ = ["ShardSamples", "WindowCursor", "WindowEpoch", "WindowPlan", "check_window_shards", "unknown_length"]
-
-_ADVICE = (
-    "put indexes beside tar shards (penstock shards index); or open ShardDataset(ShardSet(...)), of JSON "
-    "lines TableDataset(JsonFiles(...)), which read all of them before they begin"
-)
-"""Advice of errors that need the number of samples in shards."""
+__all__ = ["ShardSamples", "WindowEpoch", "WindowOrder", "WindowPlan", "check_window_shards", "window_span"]
 
 _UNKNOWN = -1
 """`MiniEpoch.samples` of an epoch in windows."""
 
 _DIGITS = 8
 """Characters of a state for the content of a shard."""
+
+
+def window_span(number: int, shards: int, most: int, world_size: int) -> tuple[int, int]:
+    """Return the first and the last shard (exclusive) of a window, by their places in the epoch's order.
+
+    Args:
+        number: number of the window.
+        shards: number of shards of the epoch.
+        most: the largest number of shards per rank in a window.
+        world_size: number of ranks.
+
+    Window k has 2**k shards per rank, until that is more than ``most``. Spans after the last window are empty.
+
+    >>> [window_span(number, 20, 4, world_size=2) for number in range(5)]
+    [(0, 2), (2, 6), (6, 14), (14, 20), (20, 20)]
+    """
+    doubled = min(number, most.bit_length())
+    before = (1 << doubled) - 1 + (number - doubled) * most
+    size = min(1 << doubled, most)
+    begin = before * world_size
+    return min(begin, shards), min(begin + size * world_size, shards)
+
+
+class WindowOrder:
+    """The order of the samples in one window, as numbers of `pack_rows`.
+
+    Args:
+        shards: numbers of the window's shards, in the epoch's order.
+        counts: number of samples of each shard.
+        begin: the position of the window's first sample in the epoch.
+        world_size: number of ranks.
+        key: key of the shuffle; None keeps the samples of a rank in the order of its shards.
+
+    >>> order = WindowOrder([7, 3], [3, 1], begin=0, world_size=2, key=None)
+    >>> [list(zip(*map(list, split_rows(order.of_rank(rank))))) for rank in range(2)]
+    [[(7, 0), (7, 1)], [(3, 0), (7, 2)]]
+    """
+
+    def __init__(
+        self, shards: Sequence[int], counts: Sequence[int], *, begin: int, world_size: int, key: int | None
+    ) -> None:
+        if len(shards) != len(counts):
+            raise OrderError(f"{len(shards)} shards need one count each, got {len(counts)} counts")
+        self._shards = np.asarray(shards, dtype=np.int64)
+        self._counts = np.asarray(counts, dtype=np.int64)
+        self.begin, self._ranks, self._key = begin, world_size, key
+        self._samples = int(self._counts.sum())
+        # For each rank: its positions, and the samples in its shards.
+        self._quotas = np.maximum(0, -(-(self._samples - (np.arange(world_size) - begin) % world_size) // world_size))
+        places = np.arange(len(counts)) % world_size
+        self._own = np.bincount(places, self._counts, world_size).astype(np.int64)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def of_rank(self, rank: int) -> Indices:
+        """Return the samples of a rank in order. Cost: O(samples of the rank) time and memory."""
+        quota, own = int(self._quotas[rank]), int(self._own[rank])
+        parts = [self._part(rank, 0, min(own, quota))]
+        if quota > own:
+            # The samples that ranks pass to others follow each other in the order of the ranks.
+            start = int(np.maximum(self._quotas - self._own, 0)[:rank].sum())
+            stop = start + quota - own
+            spare = np.maximum(self._own - self._quotas, 0)
+            ends = np.cumsum(spare)
+            begins = ends - spare
+            for giver in np.flatnonzero((ends > start) & (begins < stop)).tolist():
+                behind = int(self._quotas[giver] - begins[giver])
+                parts.append(
+                    self._part(giver, max(start, begins[giver]) + behind, min(stop, ends[giver]) + behind),
+                )
+        rows = np.concatenate(parts)
+        if self._key is None or not quota:
+            return rows
+        shuffled: Indices = rows[Permutation(quota, mix(self._key, rank))[np.arange(quota, dtype=np.int64)]]
+        return shuffled
+
+    def _part(self, rank: int, start: int, stop: int) -> Indices:
+        """Return samples ``start`` to ``stop`` of a rank's own shards, in the order of the shards."""
+        counts, shards = self._counts[rank :: self._ranks], self._shards[rank :: self._ranks]
+        places = np.arange(start, stop, dtype=np.int64)
+        starts = np.cumsum(counts) - counts
+        at = np.searchsorted(starts, places, "right") - 1
+        return pack_rows(shards[at], places - starts[at])
 
 
 class ShardSamples(NamedTuple):
@@ -70,18 +157,8 @@ class ShardSamples(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowCursor(ShareCursor):
-    """A cursor in an epoch in windows; ``consumed`` counts samples of the whole job.
-
-    Attributes:
-        window: number of the window.
-        begin: number of samples of the epoch before the window.
-        contents: 8 characters for each shard of the window; empty at its start.
-    """
-
-    window: int
-    begin: int
-    contents: str = ""
+class _WindowCursor(ShareCursor):
+    """A cursor in an epoch in windows; ``consumed`` counts samples of the whole job."""
 
 
 class _BatchView(EpochView):
@@ -100,34 +177,38 @@ class _BatchView(EpochView):
 
 
 class _Window(NamedTuple):
-    """A window whose shards are counted: its number, its positions in the epoch, and as in `WindowCursor`."""
+    """A window whose shards are counted: its number, its positions in the epoch, and the shards that this rank reads.
+
+    ``contents`` has 8 characters for each of its shards.
+    """
 
     number: int
     begin: int
     end: int
     contents: str
-    needs: list[Need]
+    order: WindowOrder
+    shards: list[int]
 
 
 class WindowEpoch(ForwardEpoch):
     """One epoch read in windows on one rank, from a cursor on."""
 
-    def __init__(self, plan: WindowPlan, start: WindowCursor) -> None:
+    def __init__(self, plan: WindowPlan, start: _WindowCursor) -> None:
         self._plan, self._start = plan, start
         self.seed, self.epoch = plan.seed, start.epoch
         self._rank, self._ranks = plan.world
-        kind = "none" if plan.shuffle == "none" else "global"
         # The order of the shards, over all ranks.
-        self._order = make_order(
-            kind, len(plan.source.urls), seed=mix(derive_key(plan.seed, 0, "windows")), epoch=self.epoch
-        )
+        kind = "none" if plan.shuffle == "none" else "global"
+        seed = mix(derive_key(plan.seed, 0, "windows"))
+        self._order = make_order(kind, len(plan.source.urls), seed=seed, epoch=self.epoch)
+        # Samples that each rank consumed before the start.
+        self._done = -(-start.consumed // self._ranks)
+        self._windows: list[_Window] = []
+        # The next window to open, and the number of samples of the epoch before it.
+        window: list[int] = start.entries["window"]
+        self._next, self._known = window
         self._arrivals: Arrivals | None = None
         self._facts: dict[int, Any] = {}
-        self._windows: list[_Window] = []
-        # Number of samples of the epoch in the opened windows and before them.
-        self._known = start.begin
-        # The order of the last window that has samples.
-        self._last: WindowOrder | None = None
 
     @property
     def start(self) -> Cursor:
@@ -177,7 +258,7 @@ class WindowEpoch(ForwardEpoch):
             if self._arrivals is not None and plan.reads == turn:
                 self._arrivals.close()
 
-    def cursor(self, count: int) -> WindowCursor:
+    def cursor(self, count: int) -> _WindowCursor:
         """Return the cursor of the job when every rank has received ``count`` samples, the same on all ranks.
 
         The cursor is in the window of the last sample, which every rank has opened, or at the start of the next window.
@@ -195,35 +276,23 @@ class WindowEpoch(ForwardEpoch):
         return self._plan.cursor_at(self.epoch, consumed, window.number, window.begin, window.contents)
 
     @property
+    def _over(self) -> bool:
+        """Whether all windows are opened."""
+        begin, end = self._plan.span(self._next)
+        return begin == end
+
+    @property
     def _total(self) -> int | None:
         """Number of samples of the epoch; None while it is unknown."""
         if self._over:
             return self._known
         return len(self._plan.source) if self._plan.source.complete else None
 
-    @property
-    def _done(self) -> int:
-        """Number of samples that each rank consumed before the start."""
-        return -(-self._start.consumed // self._ranks)
-
     def _rounds(self, total: int) -> int:
         """Return the number of this rank's samples in an epoch of ``total`` samples."""
         if self._plan.remainder == "drop":
             return total // self._ranks
         return -(-(total - (self._rank if self._plan.remainder == "uneven" else 0)) // self._ranks)
-
-    # Windows.
-
-    @property
-    def _next(self) -> int:
-        """Number of the next window to open."""
-        return self._windows[-1].number + 1 if self._windows else self._start.window
-
-    @property
-    def _over(self) -> bool:
-        """Whether all windows are opened."""
-        begin, end = self._plan.span(self._next)
-        return begin == end
 
     def _shards(self, number: int) -> list[int]:
         """Return the shards of a window."""
@@ -236,29 +305,26 @@ class WindowEpoch(ForwardEpoch):
         shards = self._shards(number)
         facts = plan.source.facts(shards) if self._arrivals is None else self._arrivals.wait(shards)
         contents = "".join(one.identity for one in facts)
-        if not self._windows and self._start.contents:
+        if not self._windows and self._start.entries["contents"]:
             self._check_contents(shards, contents)
         self._facts |= zip(shards, facts, strict=True)
         key = None if plan.shuffle == "none" else mix(derive_key(plan.seed, self.epoch, "window"), plan.span(number)[0])
         counts = [one.samples for one in facts]
         order = WindowOrder(shards, counts, begin=begin, world_size=self._ranks, key=key)
-        theirs, samples = order.of_rank(self._rank)
-        self._known += len(order)
-        self._last = order if len(order) else self._last
+        rows = order.of_rank(self._rank)
         # Its own shards, which it also counts for all ranks, and those that pass samples to it.
         own = shards[self._rank :: self._ranks]
-        read = own + sorted(set(theirs.tolist()).difference(own))
-        first, last = (max(0, end // self._ranks - self._done) for end in (begin, self._known))
-        needs = [Need(shard, first, last) for shard in read]
-        self._windows.append(_Window(number, begin, self._known, contents, needs))
+        read = own + sorted(set(split_rows(rows)[0].tolist()).difference(own))
+        self._next, self._known = number + 1, begin + len(order)
+        self._windows.append(_Window(number, begin, self._known, contents, order, read))
         before = -(-(begin - self._rank) // self._ranks)
-        return pack_rows(theirs, samples)[max(0, at - before) :]
+        return rows[max(0, at - before) :]
 
     def _check_contents(self, shards: list[int], contents: str) -> None:
         """Check that the shards of the window of a loaded state are those with which it was begun."""
         for number, shard in enumerate(shards):
             place = slice(number * _DIGITS, (number + 1) * _DIGITS)
-            if contents[place] != self._start.contents[place]:
+            if contents[place] != self._start.entries["contents"][place]:
                 raise StorageChangedError(
                     f"{shown(self._plan.source.urls[shard])} was replaced since the state was saved, within a window "
                     "of shards that are mixed: other samples would be lost or repeated. Restore the object, or begin "
@@ -267,23 +333,25 @@ class WindowEpoch(ForwardEpoch):
 
     def _expect(self) -> None:
         """Request the shards of open windows that the consumer still reads, and of the next two windows."""
-        arrivals, known = self._arrivals, max(0, self._known // self._ranks - self._done)
+        arrivals = self._arrivals
         if arrivals is None:
             return
-        opened = [need for window in self._windows for need in window.needs]
-        needs = [need for need in opened if need.last is None or need.last >= arrivals.position]
+        needs = []
+        for window in self._windows:
+            first, last = (max(0, end // self._ranks - self._done) for end in (window.begin, window.end))
+            if last >= arrivals.position:
+                needs += [(shard, first, last) for shard in window.shards]
+        known = max(0, self._known // self._ranks - self._done)
         for turn in (0, 1):
             own = self._shards(self._next + turn)[self._rank :: self._ranks]
-            needs += [Need(shard, known + turn, None) for shard in own]
+            needs += [(shard, known + turn, NEVER - 1) for shard in own]
         arrivals.expect(needs)
 
     def _padding(self, position: int) -> int:
-        """Return the row of a position after the end, which repeats the last window."""
-        order = self._last
-        assert order is not None
+        """Return the row of a position after the end, which repeats the last window with samples."""
+        order = next(window.order for window in reversed(self._windows) if len(window.order))
         again = (position - self._known) % len(order)
-        shards, samples = order.of_rank((order.begin + again) % self._ranks)
-        return int(pack_rows(shards, samples)[again // self._ranks])
+        return int(order.of_rank((order.begin + again) % self._ranks)[again // self._ranks])
 
     def _located(self, rows: Indices) -> Indices:
         """Return the indices of rows of `pack_rows`, and set the place that workers need to read them."""
@@ -316,8 +384,11 @@ class WindowPlan(SharePlan):
         self._counting: int | None = None
         self.windows_until = self.reads = 0
         """The epoch after the last one that the job read in windows, 0 without one; and the times that one was read."""
-        if not source.complete:
-            _check_countless(share)
+        for name, usual in () if source.complete else (("mini_epochs", 1), ("group", None), ("exclude", None)):
+            if share.get(name, usual) != usual:
+                raise ConfigError(
+                    f"{name}= needs the number of samples, which is unknown before the shards are read: {ADVICE}"
+                )
         super().__init__(source, ahead=ahead, **share)
 
     @property
@@ -344,8 +415,15 @@ class WindowPlan(SharePlan):
         """Return the first and the last shard (exclusive) of a window, see `window_span`."""
         return window_span(window, len(self.source.urls), self.window_shards, self.world.world_size)
 
-    def cursor_at(self, epoch: int, consumed: int, window: int, begin: int, contents: str = "") -> WindowCursor:
-        """Return a cursor in an epoch in windows."""
+    def cursor_at(self, epoch: int, consumed: int, window: int, begin: int, contents: str = "") -> _WindowCursor:
+        """Return a cursor in an epoch in windows.
+
+        Args:
+            epoch, consumed: the epoch, and how many samples of it the job has consumed.
+            window: number of the window.
+            begin: number of samples of the epoch before the window.
+            contents: 8 characters for each shard of the window; empty at its start.
+        """
         entries = {
             **self._windows_identity(),
             "epoch": epoch,
@@ -354,16 +432,8 @@ class WindowPlan(SharePlan):
             "window": [window, begin],
             "contents": contents,
         }
-        return WindowCursor(
-            epoch=epoch,
-            mini_epoch=0,
-            consumed=consumed,
-            place=MiniEpoch(epoch, 0, _UNKNOWN),
-            entries=entries,
-            window=window,
-            begin=begin,
-            contents=contents,
-        )
+        place = MiniEpoch(epoch, 0, _UNKNOWN)
+        return _WindowCursor(epoch=epoch, mini_epoch=0, consumed=consumed, place=place, entries=entries)
 
     def _windows_identity(self) -> State:
         names = "\n".join(url.rpartition("/")[2] for url in self.source.urls)
@@ -402,7 +472,7 @@ class WindowPlan(SharePlan):
         """Return an epoch starting at a cursor: in windows if it began in windows, or if shards are not counted."""
         if isinstance(cursor, ShareCursor):
             self.windows_until = max(self.windows_until, cursor.entries.get("windows", 0))
-        if not isinstance(cursor, WindowCursor):
+        if not isinstance(cursor, _WindowCursor):
             if self._counting is not None and cursor.epoch > self._counting:
                 # A run that never stopped would have counted all shards by now, and informed the other ranks.
                 self._count_all()
@@ -426,7 +496,7 @@ class WindowPlan(SharePlan):
 
     def _place(self, cursor: Cursor) -> MiniEpoch:
         place = super()._place(cursor)
-        return place if isinstance(cursor, WindowCursor) else self._known(place)
+        return place if isinstance(cursor, _WindowCursor) else self._known(place)
 
     def _known(self, place: MiniEpoch) -> MiniEpoch:
         """Return a place with the number of samples, if that is known by now."""
@@ -458,7 +528,7 @@ class WindowPlan(SharePlan):
                 f"this state is of epoch {epoch}, the first one over shards without indexes, which continues only on "
                 f"the same number of ranks: {there} in the state and {ranks} here. Resume on {counted(there, 'rank')} "
                 f"until the epoch ends (states of the next epochs load on any number), or begin epoch {epoch + 1} "
-                f"without the state (set_epoch({epoch + 1})). To have no such epoch, {_ADVICE}"
+                f"without the state (set_epoch({epoch + 1})). To have no such epoch, {ADVICE}"
             )
         window, begin = read_ints(state, "window", 2, of=of)
         first, last = self.span(window)
@@ -476,24 +546,7 @@ class WindowPlan(SharePlan):
         return super().write_changes(changes) | until
 
 
-def unknown_length() -> LengthUnknownError:
-    """Return the error for code that needs the number of samples while it is unknown."""
-    return LengthUnknownError(
-        "the number of samples in these shards is unknown until all of them have been read once, because they have no "
-        f"indexes in the store: read them through a DataLoader; or {_ADVICE}"
-    )
-
-
 def check_window_shards(value: Any) -> None:
     """Raise a ConfigError if the value is not a positive number of shards."""
     if not isinstance(value, SupportsIndex) or value is True or operator.index(value) < 1:
         raise ConfigError(f"window_shards must be a positive number of shards, or files, got {value!r}")
-
-
-def _check_countless(share: Mapping[str, Any]) -> None:
-    """Raise for options that need the number of samples."""
-    for name, usual in (("mini_epochs", 1), ("group", None), ("exclude", None)):
-        if share.get(name, usual) != usual:
-            raise ConfigError(
-                f"{name}= needs the number of samples, which is unknown before the shards are read: {_ADVICE}"
-            )

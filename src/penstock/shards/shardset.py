@@ -12,36 +12,41 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, Self, SupportsIndex
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self, SupportsIndex, cast
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
+from penstock.errors import ShardError, ShardIOError
 from penstock.images.sample_record import SampleRecord
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
-from penstock.shards.exchange import Facts
-from penstock.shards.find_handles import open_handles
+from penstock.progress import progress_bar
 from penstock.shards.grouping import Sample
-from penstock.shards.handles import Handle, OpenShard, StoreShard
-from penstock.shards.index import ShardIndex
-from penstock.shards.opened import OpenShards
-from penstock.shards.ranged import RangedShard
-from penstock.shards.stored import StoredShard
-from penstock.storage import Storage
+from penstock.shards.index import SUFFIX, ShardIndex
+from penstock.shards.shard_file import Facts, StoredShard, pack_rows, split_rows
+from penstock.shards.tar_shard import OpenShard, TarShard, read_samples
+from penstock.storage import Storage, io_error, is_remote, write_atomically
+from penstock.storage.backend import Cancel, Stat
+from penstock.storage.file_pool import FilePool
 from penstock.storage.names import Urls, expand_versions
-from penstock.storage.urls import listed
+from penstock.storage.parallel_requests import in_threads
+from penstock.storage.urls import listed, path_of
 from penstock.wording import counted
 
-__all__ = ["ShardSet"]
+__all__ = ["ShardSet", "build", "find_shards", "write_beside", "write_indexes"]
 
+_COPIES, _SHARDS = 4, 8  # shards copied at a time, and shards read while indexes are written into the store
+_DESCRIPTORS = 4  # that an open shard takes: of itself and of its indexes, one for images included
+_AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples of at most 32 KiB that are read between two checks of a file
+_RANGES = 4096  # while iterating: samples whose ranges are requested together
 
-_AT_ONCE, _SMALL = (
-    32,
-    32 << 10,
-)  # while iterating: samples of at most 32 KiB that are read between two checks of the file
+Ints = npt.NDArray[np.int64]
 
 
 class ShardSet:
@@ -82,62 +87,71 @@ class ShardSet:
     ) -> None:
         found = expand_versions(urls, storage)
         folder = None if cache_dir is None else os.path.abspath(cache_dir)
-        handles = open_handles(found, storage, folder, copy=copy, progress=progress)
-        self._set_up(handles)
+        shards = find_shards(found, storage, folder, copy=copy)
+        build(shards, progress=progress)
+        self._set_up(shards)
 
     @classmethod
-    def of_handles(cls, handles: Sequence[Handle]) -> Self:
-        """Return a set of shards from handles, each with its index."""
+    def of(cls, shards: Sequence[TarShard]) -> Self:
+        """Return a set of shards, each counted before the set is used other than by `read`."""
         made = cls.__new__(cls)
-        made._set_up(handles)
+        made._set_up(shards)
         return made
 
-    def _set_up(self, handles: Sequence[Handle]) -> None:
-        self.urls, self._handles = [handle.url for handle in handles], handles
-        self._opened = OpenShards(handles)
+    def _set_up(self, shards: Sequence[TarShard]) -> None:
+        self.urls, self._shards = [shard.url for shard in shards], shards
+        self._has_remote = any(shard.path is None for shard in shards)
+        self._open: FilePool[OpenShard] = FilePool(_DESCRIPTORS, copies=self._has_remote)
         self._once = WarnOnce()  # one warning for all indexes of entries
-        self._headers = [handle.header for handle in handles if handle.header is not None]
-        self.starts = np.cumsum([0, *(header.samples for header in self._headers)])
-        self._length = int(self.starts[-1])
-        self._whole = range(self._length)
 
     # Properties.
 
+    @cached_property
+    def starts(self) -> Ints:
+        """The first sample of each shard, and the number of all samples."""
+        return np.cumsum([0, *self.counts])
+
+    @cached_property
+    def _rows(self) -> range:
+        return range(int(self.starts[-1]))
+
     def __len__(self) -> int:
-        return self._length
+        return len(self._rows)
+
+    def facts(self, shards: Iterable[int]) -> list[Facts]:
+        """Return the facts of counted shards."""
+        return [cast(Facts, self._shards[number].facts) for number in shards]
+
+    @property
+    def _all_facts(self) -> list[Facts]:
+        return self.facts(range(len(self._shards)))
 
     @property
     def counts(self) -> list[int]:
         """The number of samples of each shard."""
-        return [header.samples for header in self._headers]
+        return [facts.samples for facts in self._all_facts]
 
     @property
     def nbytes(self) -> int:
         """The size of the shards in bytes."""
-        return sum(header.size for header in self._headers)
+        return sum(shard.size for shard in self._shards)
 
     @property
     def fingerprint(self) -> str:
         """The identity of the samples, 32 hex digits: a hash of the shards' content in order, without names."""
-        return _combined([header.fingerprint for header in self._headers])
+        return _combined(self._all_facts)
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return whether a set with this fingerprint and number of samples has since grown into this one."""
-        ends = np.flatnonzero(self.starts == rows).tolist()
-        return any(_combined([h.fingerprint for h in self._headers[:end]]) == fingerprint for end in ends)
+        facts, ends = self._all_facts, np.flatnonzero(self.starts == rows).tolist()
+        return any(_combined(facts[:end]) == fingerprint for end in ends)
 
     def __repr__(self) -> str:
         return f"<ShardSet of {counted(len(self), 'sample')}: {listed(self.urls)}>"
 
-    def facts(self, shards: Sequence[int]) -> list[Facts]:
-        """Return facts of shards, to finish an epoch that began before they were counted."""
-        headers = [self._headers[number] for number in shards]
-        return [Facts(None, header.samples, header.fingerprint) for header in headers]
-
     def stored(self) -> list[StoredShard]:
         """Return the shards in a store that are copied."""
-        stored = [(number, handle) for number, handle in enumerate(self._handles) if isinstance(handle, StoreShard)]
-        return [handle.stored(number) for number, handle in stored if handle.copy]
+        return [shard.stored(number) for number, shard in enumerate(self._shards) if shard.path is None and shard.copy]
 
     # Reading.
 
@@ -146,21 +160,30 @@ class ShardSet:
         shard = int(self.starts.searchsorted(sample, "right")) - 1
         return shard, sample - int(self.starts[shard])
 
+    def _locate_all(self, rows: Ints) -> tuple[Ints, Ints]:
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        return numbers, rows - self.starts[numbers]
+
     def index(self, number: int) -> ShardIndex:
         """Return the index of a shard, without its data. Raises as `shard`."""
-        found = self._opened.find(number)
-        return found.index if found is not None else self._handles[number].index()
+        found = self._open.find(number)
+        return found.index if found is not None else self._shards[number].index()
 
-    def shard(self, number: int) -> OpenShard | RangedShard:
-        """Return a shard, opened if needed. Raises as `OpenShards.get`."""
-        return self._opened.get(number)
+    def shard(self, number: int) -> OpenShard:
+        """Return a shard, opened if needed.
+
+        Raises:
+            ShardChangedError: the shard is no longer the one that was counted.
+            StorageError: see `penstock.storage.local_path`.
+        """
+        return self._open.find(number) or self._open.add(number, self._shards[number].open())
 
     def __getitem__(self, index: SupportsIndex) -> Sample:
         """Return one sample. Negative indices count from the end; other ones outside the set raise IndexError."""
         try:
-            row = self._whole[operator.index(index)]
+            row = self._rows[operator.index(index)]
         except IndexError:
-            raise IndexError(f"sample {index} is out of range for {counted(self._length, 'sample')}") from None
+            raise IndexError(f"sample {index} is out of range for {counted(len(self), 'sample')}") from None
         number, local = self.locate(row)
         shard = self.shard(number)
         sample = shard.sample(local)
@@ -169,13 +192,39 @@ class ShardSet:
 
     def records(self, indices: Indices) -> list[Sample]:
         """Return the samples at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
-        rows = to_rows(indices, self._whole)
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        return self._opened.read(numbers, rows - self.starts[numbers])
+        return self.read(*self._locate_all(to_rows(indices, self._rows)))
+
+    def read(self, shards: Ints, samples: Ints) -> list[Sample]:
+        """Return samples, in this order; other shards need not be counted.
+
+        Args:
+            shards, samples: shard numbers, and sample numbers within them: int64 of shape (n,).
+
+        Raises as `shard` does.
+        """
+        if not self._has_remote and len(set(shards.tolist())) <= self._open.most:
+            return self._read(shards, samples)
+        # In sorted order, one request reads neighbours, and the limit of open shards holds.
+        ordered, places = np.unique(pack_rows(shards, samples), return_inverse=True)
+        shards, samples = split_rows(ordered)
+        part = np.cumsum(np.diff(shards, prepend=shards[:1]) != 0) // self._open.most
+        cuts = np.flatnonzero(np.diff(part)) + 1
+        pairs = zip(np.split(shards, cuts), np.split(samples, cuts), strict=True)
+        found = [sample for numbers, theirs in pairs for sample in self._read(numbers, theirs)]
+        return [dict(found[place]) for place in places.tolist()]
+
+    def _read(self, shards: Ints, samples: Ints) -> list[Sample]:
+        opened = {number: self.shard(number) for number in set(shards.tolist())}
+        wanted = [(opened[number], k) for number, k in zip(shards.tolist(), samples.tolist(), strict=True)]
+        by_ranges = any(shard.file is None for shard in opened.values())
+        found = list(read_samples(wanted)) if by_ranges else [shard.sample(k) for shard, k in wanted]
+        for shard in opened.values():
+            shard.check()  # after the reads, so that no changed data is returned
+        return found
 
     def image_records(self, indices: Indices) -> list[SampleRecord]:
         """Return the samples as image records, for `penstock.ImageDataset`. See `as_images`."""
-        rows = to_rows(indices, self._whole)
+        rows = to_rows(indices, self._rows)
         return self.as_images(rows, self.records(rows))
 
     def as_images(self, rows: Indices, samples: list[Sample]) -> list[SampleRecord]:
@@ -184,21 +233,20 @@ class ShardSet:
         The entries are from the index beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
         sample without an image.
         """
-        rows = np.asarray(rows, np.int64)
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        places = zip(numbers.tolist(), (rows - self.starts[numbers]).tolist(), strict=True)
-        found = [partial(self._entries, *place) if self._handles[place[0]].is_file else None for place in places]
+        numbers, local = self._locate_all(np.asarray(rows, np.int64))
+        places = zip(numbers.tolist(), local.tolist(), strict=True)
+        found = [partial(self._entries, *at) if self._shards[at[0]].path is not None else None for at in places]
         return [SampleRecord(sample, entries) for sample, entries in zip(samples, found, strict=True)]
 
     def _entries(self, number: int, local: int, data: bytes) -> bytes | None:
-        shard = self.shard(number)
-        return shard.entries(local, data, self._once) if isinstance(shard, OpenShard) else None
+        return self.shard(number).entries(local, data, self._once)
 
     def __iter__(self) -> Iterator[Sample]:
         for number, count in enumerate(self.counts):
             shard = self.shard(number)
-            if isinstance(shard, RangedShard):
-                yield from shard
+            if shard.file is None:
+                for start in range(0, count, _RANGES):
+                    yield from read_samples([(shard, local) for local in range(start, min(start + _RANGES, count))])
                 continue
             step = _AT_ONCE if shard.index.header.size < count * _SMALL else 1
             for start in range(0, count, step):
@@ -208,16 +256,94 @@ class ShardSet:
 
     def key(self, index: int) -> str:
         """Return the key of a sample, without reading the sample."""
-        number, local = self.locate(self._whole[index])
+        number, local = self.locate(self._rows[index])
         return self.index(number).key(local)
 
     def check_unchanged(self) -> None:
         """Raise ShardChangedError if an open shard was truncated, modified or touched."""
-        self._opened.check()
+        for shard in self._open:
+            shard.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardSet.of_handles, (self._handles,)
+        return ShardSet.of, (self._shards,)
 
 
-def _combined(fingerprints: list[str]) -> str:
-    return fingerprints[0] if len(fingerprints) == 1 else xxhash.xxh3_128_hexdigest(" ".join(fingerprints).encode())
+def _combined(facts: list[Facts]) -> str:
+    if len(facts) == 1:
+        return facts[0].content
+    return xxhash.xxh3_128_hexdigest(" ".join(one.content for one in facts).encode())
+
+
+def find_shards(
+    found: Sequence[tuple[str, Stat | None]], storage: Storage | None, cache_dir: str | None, *, copy: bool
+) -> list[TarShard]:
+    """Return shards, given with their versions if known; a shard without an index has no facts yet."""
+
+    def look(url: str, stat: Stat | None) -> TarShard:
+        shard = TarShard(url, storage, cache_dir, stat, copy=copy)
+        if shard.path is None and not shard.look_beside():
+            shard.facts = shard.find()
+        return shard
+
+    remote = {url: stat for url, stat in found if is_remote(url)}
+    made = dict(zip(remote, in_threads(lambda pair: look(*pair), [*remote.items()]), strict=True))
+    return [made[url] if url in made else look(url, stat) for url, stat in found]
+
+
+def build(shards: Sequence[TarShard], *, progress: bool | None = None) -> None:
+    """Index the shards that are not counted; remote ones are copied first, several at a time."""
+    missing = [shard for shard in shards if shard.facts is None]
+    if not missing:
+        return
+    with progress_bar("indexing", sum(shard.size for shard in missing), progress) as advance:
+        for shard in missing:
+            if shard.path is not None:
+                shard.obtain(progress=advance)
+        remote = [shard for shard in missing if shard.path is None]
+        in_threads(lambda shard: shard.obtain(progress=advance), remote, count=_COPIES)
+
+
+def write_beside(shards: Sequence[TarShard], *, force: bool = False, progress: bool | None = None) -> int:
+    """Ensure that the store has indexes beside shards, several at a time; return how many were written.
+
+    Raises:
+        StorageError: the store fails; written indexes stay, and the next call continues.
+        ShardError: a shard is damaged or compressed.
+    """
+    cancel, written = Cancel(), 0
+    with (
+        ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
+        progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
+    ):
+        try:
+            for is_written in pool.map(lambda shard: shard.write_beside(force=force, cancel=cancel), shards):
+                written += is_written
+                advance(1)
+        except BaseException:
+            cancel.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return written
+
+
+def write_indexes(shards: Iterable[TarShard], folder: Path) -> None:
+    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be copied beside the shards elsewhere.
+
+    Raises:
+        ShardError: two shards have the same name.
+        ShardIOError: the folder cannot be written to.
+    """
+    written: set[str] = set()
+    for shard in shards:
+        name = os.path.basename(path_of(shard.url) or shard.url.partition("?")[0]) + SUFFIX
+        if name in written:
+            raise ShardError(
+                f"two shards have an index named {name}: write the indexes of each folder into a separate one"
+            )
+        written.add(name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with write_atomically(folder / name) as file:
+                file.write(shard.index().path.read_bytes())
+        except OSError as error:
+            raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error

@@ -28,9 +28,9 @@ from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
 from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, group
-from penstock.shards.handles import file_of
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import Member, walk_stream
+from penstock.shards.tar_shard import file_of
 from penstock.storage import Storage, is_remote, open_source
 from penstock.storage.files import SHARD, File
 from penstock.storage.names import Urls, expand

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.order.permutation import Indices
-from penstock.shards.stored import StoredShard
+from penstock.shards.shard_file import StoredShard
 from penstock.storage.mapped import MappedFiles
 
 __all__ = ["FilesSource"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.order.permutation import Indices
-from penstock.shards.arriving_source import ArrivingSource
+from penstock.shards.arriving import ArrivingSource
 from penstock.shards.exchange import SharedFacts
 from penstock.storage import Storage
 from penstock.storage.mapped import MappedFile
@@ -24,13 +24,12 @@ class ArrivingLines(ArrivingSource):
     """JSON-lines files in a store, some of them not counted yet; when all are counted, `whole` is a `JsonFiles`.
 
     Args:
-        handles: handles of all files.
-        shared: see `ArrivingSource`.
+        shards, shared: see `ArrivingSource`.
         lines: the same files; versions that are known are set.
     """
 
-    def __init__(self, handles: list[LineShard], shared: SharedFacts | None, lines: LineFiles) -> None:
-        super().__init__(handles, shared)
+    def __init__(self, shards: list[LineShard], shared: SharedFacts | None, lines: LineFiles) -> None:
+        super().__init__(shards, shared)
         self._lines = lines
 
     @classmethod
@@ -52,8 +51,8 @@ class ArrivingLines(ArrivingSource):
         found = with_versions(found, storage)
         # Versions are added when they become known.
         maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found], {})
-        handles = [LineShard(name, storage, stat) for name, stat in found]
-        return cls(handles, None, LineFiles(maps, columns, cache_bytes))
+        shards = [LineShard(name, storage, stat) for name, stat in found]
+        return cls(shards, None, LineFiles(maps, columns, cache_bytes))
 
     @property
     def columns(self) -> list[str] | None:
@@ -64,13 +63,13 @@ class ArrivingLines(ArrivingSource):
 
     def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         for number in set(numbers.tolist()):
-            self._lines.maps.put(number, self._handles[number].source())
+            self._lines.maps.put(number, self._shards[number].source)
         return self._lines.records(numbers, rows)
 
     def _make_whole(self) -> JsonFiles:
-        for number, handle in enumerate(self._handles):
-            self._lines.maps.put(number, handle.source())
-        return JsonFiles.counted(self._lines, [handle.facts.samples for handle in self._handles])
+        for number, shard in enumerate(self._shards):
+            self._lines.maps.put(number, shard.source)
+        return JsonFiles.counted(self._lines, [facts.samples for facts in self.facts(range(len(self.urls)))])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrivingLines, (self._handles, self._shared, self._lines)
+        return ArrivingLines, (self._shards, self._shared, self._lines)

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
-from penstock.shards.exchange import Facts
+from penstock.shards.shard_file import Facts
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote

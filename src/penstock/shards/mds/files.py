@@ -30,7 +30,7 @@ from penstock.errors import (
     TruncatedShardError,
 )
 from penstock.shards.mds.index import COMPRESSIONS, Part, ShardInfo
-from penstock.shards.stored import StoredShard
+from penstock.shards.shard_file import StoredShard
 from penstock.storage import Cache, File, RemoteSource, Storage
 from penstock.storage.backend import Stat
 from penstock.storage.files import SHARD

@@ -25,7 +25,7 @@ from penstock.order.permutation import normalise
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, fingerprint, parse_index
 from penstock.shards.mds.shard import Reader, Shard
-from penstock.shards.stored import StoredShard
+from penstock.shards.shard_file import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.sources.files_source import FilesSource
 from penstock.storage import Cache, File, Storage, is_remote

@@ -94,9 +94,9 @@ def index(
     Shards in a store without an index are read once, several at a time. Each index is written beside its shard, or into
     --out. A stopped run continues when run again.
     """
-    from penstock.shards.find_handles import build, write_beside, write_indexes
-    from penstock.shards.handles import LocalShard, StoreShard
     from penstock.shards.index import index_path
+    from penstock.shards.shardset import build, write_beside, write_indexes
+    from penstock.shards.tar_shard import TarShard
     from penstock.storage.names import expand_versions
     from penstock.storage.urls import is_remote, path_of
     from penstock.tools.check_shards import count_samples
@@ -117,12 +117,12 @@ def index(
         for done, _ in enumerate(map_in_processes(count_samples, todo, workers), 1):
             show(done, len(todo))
     seconds = time.perf_counter() - started
-    local = [LocalShard(name, None) for name in names if not is_remote(name)]
-    stored = [StoreShard(name, stat=stat) for name, stat in found if is_remote(name)]
+    local = [TarShard(name) for name in names if not is_remote(name)]
+    stored = [TarShard(name, stat=stat) for name, stat in found if is_remote(name)]
     build(local if out is None else [*local, *stored], progress=False if as_json else None)
     written = 0 if out is not None else write_beside(stored, force=force, progress=False if as_json else None)
-    shards: list[LocalShard | StoreShard] = [*local, *stored]
-    samples = sum(shard.header.samples for shard in shards if shard.header is not None)
+    shards = [*local, *stored]
+    samples = sum(shard.facts.samples for shard in shards if shard.facts is not None)
     entries = _index_images(names, workers, force=force, bars=not as_json) if images else None
     if out is not None:
         write_indexes(shards, out)
@@ -285,7 +285,7 @@ def verify(
     The exit code is 1 if there are problems.
     """
     from penstock.shards import expand
-    from penstock.shards.handles import file_of
+    from penstock.shards.tar_shard import file_of
     from penstock.tools.check_shards import verify as verify_shard
 
     paths = [file_of(url) for url in expand(_shards_of(urls))]
