@@ -13,7 +13,7 @@ import xxhash
 
 from _common import arguments, folder, interleave, make_manifest, parse, spread, table
 from penstock.manifest import Manifest
-from penstock.manifest.scan import LineRules, Scanner, read_pieces
+from penstock.manifest.scan import LineRules, Scanner
 from penstock.storage import File
 
 
@@ -55,7 +55,8 @@ def scan(path: Path) -> None:
     """Find the rows and keep nothing."""
     with open(os.devnull, "wb") as nowhere:
         scanner, digest = Scanner(LineRules(), nowhere), xxhash.xxh3_128()
-        for piece in read_pieces(File(str(path))):
+        source = File(str(path))
+        for piece in source.pieces(0, source.size):
             digest.update(piece)
             scanner.feed(piece)
         scanner.end()

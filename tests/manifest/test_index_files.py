@@ -357,7 +357,9 @@ def test_an_appended_file_has_the_index_of_a_new_one(
     for k in range(len(parts)):
         path.write_bytes("".join(parts[: k + 1]).encode())
         os.utime(path, ns=(k, k))
-        LineIndex(File(str(path)), rules, buffer=buffer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("penstock.storage.files.PIECE", buffer)
+            LineIndex(File(str(path)), rules)
     grown = sidecar_of(path).read_bytes()
     sidecar_of(path).unlink()
     LineIndex(File(str(path)), rules)

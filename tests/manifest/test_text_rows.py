@@ -45,7 +45,9 @@ def reference(data: bytes, comment: bytes | None = None) -> list[bytes]:
 def test_rows_are_those_of_a_whole_file_split(
     write: WriteFile, data: bytes, comment: str | None, buffer: int, draw: st.DataObject | None
 ) -> None:
-    index = LineIndex(File(str(write(data))), LineRules(comment=comment), buffer=buffer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.storage.files.PIECE", buffer)
+        index = LineIndex(File(str(write(data))), LineRules(comment=comment))
     expected = reference(data, comment.encode() if comment else None)
     assert index.rows == len(expected)
     everything = np.arange(index.rows)
@@ -88,7 +90,7 @@ def test_batches_are_those_of_a_whole_file_split(
 
 def test_a_usual_batch_takes_the_short_way(write: WriteFile, monkeypatch: pytest.MonkeyPatch) -> None:
     index = LineIndex(File(str(write(b"".join(b"a/%d.jpg 1\n" % k for k in range(999))))), LineRules())
-    monkeypatch.setattr(index, "_take", None)
+    monkeypatch.setattr(index, "_one", None)
     some = np.arange(700, 444, -1)
     assert index.raw(some).to_pylist() == [b"a/%d.jpg 1" % k for k in some]
     assert index.text(some) == [f"a/{k}.jpg 1" for k in some]

@@ -1,11 +1,11 @@
 """Find the rows of a text: the start of each, in one pass over its bytes.
 
     scanner = Scanner(LineRules(), out)          out receives int64 offsets
-    for piece in read_pieces(source):
+    for piece in source.pieces(0, source.size):
         scanner.feed(piece)
     scanner.end()
 
-Memory does not depend on the size of the text or of its lines. `LineRules` define the rows:
+Memory: a piece, and the line that goes on after it. `LineRules` define the rows:
 
 * a row starts after a line feed and extends to the next row;
 * blank lines and comments are not rows; their bytes belong to the previous row;
@@ -14,9 +14,9 @@ Memory does not depend on the size of the text or of its lines. `LineRules` defi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from penstock.storage import File
 
 __all__ = [
     "BOM",
-    "BUFFER",
     "CR",
     "LONGEST",
     "BadLine",
@@ -39,7 +38,6 @@ __all__ = [
     "json_array",
     "line_number",
     "not_text",
-    "read_pieces",
     "shorten",
 ]
 
@@ -50,7 +48,6 @@ LONGEST = 64 << 20
 """Bytes of a line. A file of one line is usually not lines of samples, and its objects would need twenty times its
 size.
 """
-BUFFER = 512 << 10  # fits the L2 cache with its temporaries; much larger is slower
 BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
@@ -122,24 +119,10 @@ def check_is_text(source: File) -> None:
         raise ManifestError(f"{source.path} {wrong}; a manifest is text, one sample per line")
 
 
-def read_pieces(source: File, start: int = 0, end: int | None = None, *, size: int = BUFFER) -> Iterator[bytearray]:
-    """Yield the bytes of a file from ``start`` to ``end``; each piece is valid until the next one.
-
-    Raises:
-        ManifestChangedError: the file shrank meanwhile.
-    """
-    buffer, end = bytearray(size), source.size if end is None else end
-    while start < end:
-        piece = buffer if end - start >= size else buffer[: end - start]
-        source.read_into(memoryview(piece), start)
-        yield piece
-        start += len(piece)
-
-
 def hash_file(source: File, progress: Callable[[int], object] = lambda count: None) -> bytes:
     """Return the xxh3_128 hash of a whole file: 16 bytes."""
     digest = xxhash.xxh3_128()
-    for piece in read_pieces(source):
+    for piece in source.pieces(0, source.size):
         digest.update(piece)
         progress(len(piece))
     return digest.digest()
@@ -155,7 +138,7 @@ class Scanner:
         rows, flags: of the text before it.
 
     Attributes:
-        position: the offset of the next piece.
+        position: the offset of the line that has not ended yet.
         rows: number of rows so far.
         flags: what occurs in the rows, such as `CR`.
     """
@@ -166,115 +149,78 @@ class Scanner:
         self._comment = (rules.comment or "").encode()
         self._suspicious = np.zeros(256, dtype=bool)  # first bytes of lines that may have to be skipped
         self._suspicious[list(b"\n" + _SPACE + self._comment[:1])] = True
-        self._head = b"" if position == 0 else None  # the first bytes of the text, until they show whether it has a BOM
-        self._line = position  # the start of the last line
-        self._before = _LF  # the byte before the piece
-        self._open: bytes | None = None  # of a last line that may have to be skipped: its bytes after the spaces
+        self._is_start = position == 0  # until the first bytes show whether there is a BOM
+        self._held = bytearray()  # the line that has not ended yet
 
-    def feed(self, piece: bytes | bytearray) -> None:
-        """Take the next bytes, and write the rows that start in them.
+    def feed(self, piece: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes, or a view of such, and write the rows that end in them.
 
         Raises:
             BadLine: a line of more than `LONGEST` bytes, or a blank one if these are errors.
         """
-        if self._head is not None:
-            piece = self._head + piece
-            self._head = piece if len(piece) < len(BOM) else None
-            if self._head is not None:
+        if self._is_start:
+            self._held += piece
+            if len(self._held) < len(BOM):
                 return
-            if piece.startswith(BOM):
-                piece = piece[len(BOM) :]
-                self.position = self._line = len(BOM)
-        if piece:
-            self._find(piece)
+            self._is_start = False
+            self.position = len(BOM) if self._held.startswith(BOM) else 0
+            piece, self._held = self._held[self.position :], bytearray()
+        data = np.frombuffer(piece, np.uint8)
+        ends = np.flatnonzero(data == _LF)
+        if ends.size:
+            ends += 1
+            # Ten times as fast as NumPy's comparison. A view is searched with all that it is of.
+            whole: Any = piece.obj if isinstance(piece, memoryview) else piece
+            self._write_rows(data, ends, may_have_cr=whole.find(_CR) >= 0)
+            end = int(ends[-1])
+            self.position += len(self._held) + end
+            self._held = bytearray(piece[end:])
+        else:
+            self._held += piece
+        if len(self._held) > LONGEST:
+            raise BadLine(self.position, f"does not end within {LONGEST >> 20} MiB, the limit of a row")
 
     def end(self) -> None:
         """Write the end of the text. Call it after the last piece."""
-        if self._head:
-            self._find(self._head)
-        if self._open is not None:
-            self._decide(self._open, ended=True)
-        if self._before == _CR:
-            self.flags |= CR
+        if self._is_start:  # it has one or two bytes
+            self._is_start = False
+            piece, self._held = self._held, bytearray()
+            self.feed(piece)
+        if self._held:
+            self.feed(b"\n")
+            self.position -= 1
         self.out.write(np.int64(self.position).tobytes())
 
-    def _find(self, data: bytes | bytearray) -> None:
-        piece = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(piece == _LF)
-        ends += 1
-        if self._before == _CR or data.find(_CR) >= 0:  # seldom, and found faster than at the ends of lines
-            self._look_for_cr(piece, ends)
-        if self._open is not None:
-            more = piece[: ends[0] if ends.size else None].tobytes()
-            self._decide(self._open + more if self._open else more.lstrip(_SPACE), ended=ends.size > 0)
-        starts = ends[:-1] if ends.size and ends[-1] == piece.size else ends
-        if self._before == _LF:
-            starts = np.concatenate([np.zeros(1, dtype=np.int64), starts])
-        if starts.size:
-            self._line = self.position + int(starts[-1])
-            first = piece.take(starts)
-            doubtful = np.flatnonzero(self._suspicious.take(first))
-            if doubtful.size:
-                starts = self._without_skipped(piece, ends, starts, first, doubtful)
-            self._write(starts + self.position)
-        self.position += piece.size
-        self._before = int(piece[-1])
-        if self.position - self._line > LONGEST:
-            raise BadLine(self._line, f"does not end within {LONGEST >> 20} MiB, the limit of a row")
-
-    def _write(self, starts: Positions) -> None:
-        self.rows += starts.size
-        self.out.write(starts.data)
-
-    def _look_for_cr(self, piece: npt.NDArray[np.uint8], ends: Positions) -> None:
-        first = bool(ends.size) and ends[0] == 1  # the line that ends there lies before the piece
-        if (first and self._before == _CR) or (piece.take(ends[1:] - 2 if first else ends - 2) == _CR).any():
+    def _write_rows(self, data: npt.NDArray[np.uint8], ends: Positions, *, may_have_cr: bool) -> None:
+        """Write the rows among the lines that end in a piece. The first line begins with the held bytes."""
+        held = self._held
+        starts = np.empty_like(ends)
+        starts[0], starts[1:] = -len(held), ends[:-1]
+        first = data.take(starts, mode="clip")
+        if held:
+            first[0] = held[0]
+        # Clipped: the line that ends at byte 0 lies before the piece.
+        if may_have_cr and (data.take(ends - 2, mode="clip") == _CR).any():
             self.flags |= CR
-
-    def _without_skipped(
-        self,
-        piece: npt.NDArray[np.uint8],
-        ends: Positions,
-        starts: Positions,
-        first: npt.NDArray[np.uint8],
-        doubtful: Positions,
-    ) -> Positions:
-        """Return the starts without those of skipped lines, and of a last line that the next piece decides."""
-        keep = np.ones(starts.size, dtype=bool)
-        if self.rules.blank == "skip":
-            plain = first.take(doubtful) == _LF
-            keep[doubtful[plain]] = False
-            doubtful = doubtful[~plain]
-        lasts = ends.searchsorted(starts.take(doubtful), "right")
-        for k, last in zip(doubtful.tolist(), lasts.tolist(), strict=True):
-            start, whole = int(starts[k]), last < ends.size
-            text = piece[start : ends[last] if whole else None].tobytes().lstrip(_SPACE)
-            found = self._is_row(text, self.position + start, ended=whole)
-            keep[k] = bool(found)
-            self._open = text if found is None else None
-        kept = keep if self._open is None else keep[:-1]
-        first_kept = 0 if self.rows else int(kept.argmax()) if kept.size else 0
-        if not kept[first_kept:].all():  # lines before the first row belong to no row
-            self.flags |= _SKIPPED
-        return starts[keep]
-
-    def _decide(self, text: bytes, *, ended: bool) -> None:
-        """Write the last line, which may have to be skipped, if it is a row; ``text`` as for `_is_row`."""
-        found = self._is_row(text, self._line, ended=ended)
-        self._open = text if found is None else None
-        if found:
-            self._write(np.array([self._line]))
-        elif found is False and self.rows:
-            self.flags |= _SKIPPED
-
-    def _is_row(self, text: bytes, offset: int, *, ended: bool) -> bool | None:
-        """Return whether a line is a row, by its bytes after the spaces; None if that depends on its next bytes."""
-        if not text.removesuffix(b"\n"):
-            if not ended:
-                return None
-            if self.rules.blank == "error":
-                raise BadLine(offset, "blank line; blank='skip' ignores such lines")
-            return False
-        if not ended and len(text) < len(self._comment) and self._comment.startswith(text):
-            return None
-        return not self._comment or not text.startswith(self._comment)
+        if ends[0] == 1 and held[-1:] == b"\r":
+            self.flags |= CR
+        doubtful = np.flatnonzero(self._suspicious.take(first))
+        if doubtful.size:
+            keep = np.ones(starts.size, dtype=bool)
+            if self.rules.blank == "skip":
+                plain = first.take(doubtful) == _LF
+                keep[doubtful[plain]] = False
+                doubtful = doubtful[~plain]
+            for k in doubtful.tolist():
+                line = ((held if k == 0 else b"") + data[max(starts[k], 0) : ends[k]].tobytes()).lstrip(_SPACE)
+                if line == b"\n" and self.rules.blank == "error":
+                    offset = self.position + len(held) + int(starts[k])
+                    raise BadLine(offset, "blank line; blank='skip' ignores such lines")
+                keep[k] = line != b"\n" and not (self._comment and line.startswith(self._comment))
+            first_kept = 0 if self.rows else int(keep.argmax())
+            if not keep[first_kept:].all():  # lines before the first row belong to no row
+                self.flags |= _SKIPPED
+            starts = starts[keep]
+        self.rows += starts.size
+        starts += self.position + len(held)
+        self.out.write(starts.data)
