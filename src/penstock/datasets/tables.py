@@ -129,7 +129,7 @@ class TableDataset(HasClasses, SourceDataset):
 
         found = table.read(rows, room)
         for name, column in found.items():
-            if name not in batch:
+            if not isinstance(column, np.ndarray):
                 batch[name] = self._collated(name, column, rows, room, batch)
         return {name: batch[name] for name in found}
 

@@ -399,13 +399,10 @@ class Manifest:
             return self._parts[0].gather(wanted)
         if any(piece.schema != pieces[0][1].schema for _, piece in pieces):
             raise ManifestError("sources kept as lines and sources kept as columns cannot be gathered together")
-        import pyarrow as pa
 
-        from penstock.manifest.formats.columns import as_batch
+        from penstock.manifest.formats.columns import reordered
 
-        table = pa.Table.from_batches([piece for _, piece in pieces])
-        order = np.argsort(np.concatenate([places for places, _ in pieces]))
-        return as_batch(table).take(as_arrow(order))
+        return reordered([piece for _, piece in pieces], [places for places, _ in pieces])
 
     def parse(self, batch: pa.RecordBatch, rows: Indices) -> list[Record]:
         """Return the records of a batch from `gather`, or of some of its rows; ``rows`` are their indices.

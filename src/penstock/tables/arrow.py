@@ -6,6 +6,7 @@ the data between them. A file with a footer has such a table. Uncompressed batch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import damage_of
-from penstock.tables.values import is_view
+from penstock.tables.values import Plain, is_view
 
 __all__ = ["INVALID", "ArrowFile", "Layout", "scan_arrow"]
 
@@ -28,6 +29,8 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _HELD = 1300  # bytes of Python objects per column of a mapped batch
 
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Piece = Callable[[int], pa.RecordBatch]
 
 
 class Layout(NamedTuple):
@@ -112,7 +115,7 @@ class ArrowFile:
             raise self._damaged(error) from None
         self.compressed = False
         """Whether a batch was found that is not a view of the file."""
-        self._begins: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
+        self._begins: dict[tuple[int, int], Ints] = {}
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
         """Return a record batch with its columns as in the file, and its size in memory in bytes."""
@@ -139,28 +142,46 @@ class ArrowFile:
         self.compressed = True
         return batch, batch.nbytes
 
-    def begins(
-        self, column: int, part: int, numbers: npt.NDArray[np.int64], itemsize: int, piece: Any
-    ) -> npt.NDArray[np.int64] | None:
-        """Return the offset of a column's buffer in the file, in items, for each of these batches.
+    def items(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return the whole file as items of a dtype."""
+        return self.data[: len(self.data) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def spans(self, column: int, kind: Plain, batches: Ints, local: Ints, piece: Piece) -> tuple[Ints, Ints] | None:
+        """Return where values of a column begin and end in the file: numbers in items, text in bytes.
 
         None if the column must be read in another way: it has nulls, or batches are compressed.
 
         Args:
-            column: its number among the columns to read: numbers, fixed-size lists of numbers, or text.
-            part: the buffer: 1 for numbers and for the offsets of text, 2 for the text itself.
-            numbers: batch numbers.
-            itemsize: bytes of an item.
+            column: its number among the columns to read.
+            kind: its type.
+            batches, local: the record batch of each row, and its row number there.
             piece: returns the record batch of a number.
+        """
+        begins = self._begins_of(column, 1, batches, kind.dtype.itemsize, piece)
+        if begins is None:
+            return None
+        if kind.shape is not None:
+            first = begins + local * kind.width
+            return first, first + kind.width
+        data = self._begins_of(column, 2, batches, 1, piece)
+        if data is None:
+            return None
+        offsets, first = self.items(kind.dtype), begins + local
+        return data + offsets[first], data + offsets[first + 1]
+
+    def _begins_of(self, column: int, part: int, batches: Ints, itemsize: int, piece: Piece) -> Ints | None:
+        """Return the offset of a column's buffer in the file, in items, for each batch.
+
+        ``part`` is the buffer: 1 for numbers and for the offsets of text, 2 for the text itself.
         """
         known = self._begins.get((column, part))
         if known is None:
             known = self._begins[column, part] = np.full(len(self._layout.counts), -1, np.int64)
-        found = known[numbers]
+        found = known[batches]
         if (found == -1).any():
-            for number in np.unique(numbers[found == -1]).tolist():
+            for number in np.unique(batches[found == -1]).tolist():
                 known[number] = self._begin(piece(number).column(column), part, itemsize)
-            found = known[numbers]
+            found = known[batches]
         return None if (found < 0).any() else found
 
     def _begin(self, array: pa.Array, part: int, itemsize: int) -> int:

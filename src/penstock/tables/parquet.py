@@ -57,21 +57,19 @@ class ParquetFile:
         try:
             file = pq.ParquetFile(reader, metadata=self._metadata, page_checksum_verification=True)
             self._metadata = file.metadata
-            table = file.read_row_group(number, columns=self._columns, use_threads=False)
+            table = file.read_row_group(number, columns=self._columns, use_threads=False).select(self._columns)
             table.validate(full=True)
         except INVALID as error:
             raise DataFileError(f"{self._path}, row group {number}, is damaged: {error}") from None
-        batches = table.select(self._columns).combine_chunks().to_batches()
+        if not table.num_rows:
+            return pa.RecordBatch.from_pylist([], schema=table.schema), 0
+        batches = table.combine_chunks().to_batches()
         if len(batches) > 1:
             raise DataFileError(
                 f"{self._path}, row group {number}: a column of more than 2 GiB is too much at once; write it with "
                 "smaller row groups"
             )
-        schema = table.select(self._columns).schema
-        batch = (
-            batches[0] if batches else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
-        )
-        return batch, batch.nbytes
+        return batches[0], batches[0].nbytes
 
     def _reader(self, number: int) -> Any:
         """Return the file that Arrow reads a row group from: the mapped file, or needed ranges of a remote one."""

@@ -1,12 +1,11 @@
 """`RowGroups`: record batches and row groups of several files, numbered across all files.
 
-Columns of rows are gathered by Arrow, or directly from the mapped files.
+Columns of numbers and text are read from the mapped files, or from decoded row groups; others are gathered by Arrow.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,57 +14,73 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataFileError
+from penstock.manifest.formats.columns import as_batch, grouped, offsets_of, reordered
 from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
 from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
 from penstock.tables.ranged import TableParts
-from penstock.tables.values import fixed_width, plain_batch, text_offsets
+from penstock.tables.values import Plain, as_array, plain_batch, plain_type
 
-__all__ = ["Located", "NotText", "Room", "RowGroups"]
+__all__ = ["NotText", "Room", "RowGroups"]
 
 _RUNS, _LIGHT = 8, 1 << 12  # from this many runs of a batch, and up to this many bytes a row, one take gathers all
 _MOST_OPEN = 256  # files whose metadata is in memory
 _WIDE = 8  # from this many numbers a row, rows are copied one by one
 
-Room = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
-"""``room(shape, dtype)`` returns the array to write numbers to."""
+Room = Callable[[int, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+"""``room(column, shape, dtype)`` returns the array to write numbers to."""
 
 
-class Located(NamedTuple):
-    """Rows, the row group of each, and its row number within the group."""
+class NotText(Exception):
+    """Text that is not UTF-8, in the row at this position of the request, and in this column."""
+
+    def __init__(self, place: int, column: int) -> None:
+        super().__init__(place, column)
+        self.place, self.column = place, column
+
+
+class _Located(NamedTuple):
+    """Rows, the row group of each, its row number within the group, and the open files with their positions."""
 
     rows: Indices
     pieces: Indices
     local: Indices
+    files: list[tuple[int, ArrowFile | ParquetFile, Indices]]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all row groups are views of mapped files, as far as known."""
+        return all(isinstance(file, ArrowFile) and not file.compressed for _, file, _ in self.files)
 
 
-class _Mapped(NamedTuple):
-    """The rows of a request in one Arrow file: their positions in the request, their batches and row numbers there."""
+class _Piece:
+    """A record batch or row group, without extension types, and views of its columns."""
 
-    file: ArrowFile
-    where: Indices
-    batches: Indices
-    local: Indices
-    piece: Callable[[int], pa.RecordBatch]
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self._views: dict[int, Any] = {}
 
-    def begins(self, column: int, part: int, dtype: np.dtype[Any]) -> Indices | None:
-        """See `ArrowFile.begins`."""
-        return self.file.begins(column, part, self.batches, dtype.itemsize, self.piece)
+    def view(self, column: int) -> Any:
+        """Return a column of numbers as an array; of text, what returns begin and end of a value, and all bytes.
 
-    def items(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the whole file as items of a dtype."""
-        data = self.file.data
-        return data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
-
-
-class NotText(Exception):
-    """Text that is not UTF-8, in the row at this position of the request."""
-
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
-        self.place = place
+        None if it has nulls.
+        """
+        found = self._views.get(column)
+        if found is None:
+            array = self.batch.column(column)
+            offsets = offsets_of(array)
+            if array.null_count:
+                return None
+            if offsets is None:
+                found = as_array(array)
+            else:
+                data = array.buffers()[2]
+                begins, ends = memoryview(offsets), memoryview(offsets)[1:]  # type: ignore[arg-type]
+                found = begins.__getitem__, ends.__getitem__, memoryview(b"" if data is None else data)
+            self._views[column] = found
+        return found
 
 
 class RowGroups:
@@ -83,133 +98,149 @@ class RowGroups:
         self, maps: TableParts, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
     ) -> None:
         self.maps, self.layouts, self.schema, self.places = maps, layouts, schema, places
-        self.kept: LruCache[pa.RecordBatch] = LruCache(cache_bytes)
+        self.kept: LruCache[_Piece] = LruCache(cache_bytes)
         counts = [layout.counts for layout in layouts]
         self._first = np.cumsum([0, *map(len, counts)], dtype=np.int64)  # the first row group of each file
         self._begins = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)  # the first row of each row group
         self.starts: npt.NDArray[np.int64] = self._begins[self._first]
         """The first row of each file, and the number of all rows."""
         self._open: dict[int, ArrowFile | ParquetFile] = {}
+        self._nulls: set[int] = set()  # columns that have nulls in a decoded row group
+        self._plain = {
+            number: plain for number, its in enumerate(schema) if (plain := plain_type(its.type)) is not None
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowGroups, (self.maps, self.layouts, self.schema, self.places, self.kept.limit)
 
-    def locate(self, rows: Indices) -> Located:
-        """Return the row groups of rows, all of which are in range.
+    def _locate(self, rows: Indices) -> _Located:
+        """Return the row groups of rows; DataFileChangedError if a file with some of the rows has changed."""
+        pieces = self._begins.searchsorted(rows, "right") - 1
+        if len(self.layouts) == 1:
+            files = [(0, self._file(0), np.arange(len(rows)))]
+        else:
+            numbers = self._first.searchsorted(pieces, "right") - 1
+            used = np.unique(numbers).tolist()
+            files = [(number, self._file(number), np.flatnonzero(numbers == number)) for number in used]
+        return _Located(rows, pieces, rows - self._begins[pieces], files)
+
+    def read(self, rows: Indices, room: Room, by_arrow: Collection[int]) -> dict[int, Any]:
+        """Return the columns of rows, all of which are in range, by number.
+
+        Numbers are arrays from ``room``, text and bytes are lists. Columns with nulls, nested columns, and the columns
+        ``by_arrow`` are Arrow arrays.
 
         Raises:
-            DataFileChangedError: a file with some of the rows has changed.
+            NotText: text that is not UTF-8.
+            DataFileError: the data is damaged, or too much at once.
         """
-        pieces = self._begins.searchsorted(rows, "right") - 1
-        for file in np.unique(self._files(pieces)).tolist():
-            self.maps.array(file)
-        return Located(rows, pieces, rows - self._begins[pieces])
-
-    def _files(self, pieces: Indices) -> Indices:
-        found: Indices = self._first.searchsorted(pieces, "right") - 1
+        at = self._locate(rows)
+        plain = [number for number in self._plain if number not in by_arrow]
+        if not at.in_place:
+            return self._from_pieces(at, plain, room)
+        found = self._from_maps(at, plain, room)
+        rest = [number for number in range(len(self.schema)) if number not in found]
+        if rest:
+            found |= zip(rest, self._take(at, rest).columns, strict=True)
         return found
 
-    def take(self, at: Located, columns: list[int]) -> pa.RecordBatch:
-        """Return rows gathered by Arrow.
-
-        Consecutive rows of mapped files are sliced. Decoded row groups are processed one by one, so that memory holds
-        only the rows and the cache.
-        """
-        rows, pieces, local = at
-        cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(pieces) != 0)) + 1
-        begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
-        order = np.argsort(pieces, kind="stable")
-        used, starts = np.unique(pieces[order], return_index=True)
-        try:
-            if self._in_place(used):
-                held = {piece: self.piece(piece).select(columns) for piece in used.tolist()}
-                if len(begins) <= _RUNS * len(held) or not all(_is_light(batch) for batch in held.values()):
-                    spans = zip(pieces[begins].tolist(), local[begins].tolist(), (ends - begins).tolist(), strict=True)
-                    return _joined([held[piece].slice(begin, count) for piece, begin, count in spans])
-            groups = sorted(
-                np.split(order, starts[1:]), key=lambda places: int(places[0])
-            )  # in the order of their first row
-            parts = [self.piece(int(pieces[g[0]])).select(columns).take(as_arrow(local[g])) for g in groups]
-            return _reordered(parts, np.concatenate(groups))
-        except pa.ArrowInvalid as error:
-            name = self.maps.files[0].path
-            raise DataFileError(f"{len(rows)} rows of {name} ... at once are too much: {error}") from None
-
-    def _in_place(self, pieces: Indices) -> bool:
-        """Return whether row groups are views of mapped files, as far as known."""
-        files = [self._file(number) for number in np.unique(self._files(pieces)).tolist()]
-        return all(isinstance(file, ArrowFile) and not file.compressed for file in files)
-
-    def numbers(self, at: Located, column: int, room: Room) -> npt.NDArray[Any] | None:
-        """Return a numeric column, copied once from mapped files; None if it cannot be read this way."""
-        width = fixed_width(self.schema.field(column).type)
-        if width is None:
-            return None
-        dtype, shape = width
-        count, parts = math.prod(shape), []
-        for mapped in self._mapped(at):
-            begins = None if mapped is None else mapped.begins(column, 1, dtype)
-            if mapped is None or begins is None:
-                return None
-            parts.append((mapped.items(dtype), mapped.where, begins + mapped.local * count))
-        out = room((len(at.rows), *shape), dtype)
-        flat = out.reshape(len(at.rows), count)
-        for items, where, begins in parts:
-            if count < _WIDE:
-                for k in range(count):
-                    flat[where, k] = items[begins + k]
-            else:
-                for place, begin in zip(where.tolist(), begins.tolist(), strict=True):
-                    flat[place] = items[begin : begin + count]
-        return out
-
-    def texts(self, at: Located, column: int) -> list[Any] | None:
-        """Return a column of text or bytes, read from mapped files; None if it cannot be read this way."""
-        kind = self.schema.field(column).type
-        dtype = text_offsets(kind)
-        if dtype is None:
-            return None
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        values: list[Any] = [None] * len(at.rows)
-        for mapped in self._mapped(at):
-            begins = None if mapped is None else mapped.begins(column, 1, dtype)
-            data = None if mapped is None else mapped.begins(column, 2, np.dtype(np.uint8))
-            if mapped is None or begins is None or data is None:
-                return None
-            offsets, first = mapped.items(dtype), begins + mapped.local
-            spans = (data + offsets[first]).tolist(), (data + offsets[first + 1]).tolist()
-            view: Any = memoryview(mapped.file.data)  # type: ignore[arg-type]
-            for place, begin, end in zip(mapped.where.tolist(), *spans, strict=True):
-                try:
-                    values[place] = str(view[begin:end], "utf-8") if is_text else bytes(view[begin:end])
-                except UnicodeDecodeError as error:
-                    raise NotText(place) from error
-        return values
-
-    def _mapped(self, at: Located) -> Iterator[_Mapped | None]:
-        """Yield the rows of each Arrow file; None for a Parquet file, which has no plain data."""
-        files = self._files(at.pieces)
-        for number in np.unique(files).tolist():
-            file, where = self._file(number), np.flatnonzero(files == number)
-            if not isinstance(file, ArrowFile):
-                yield None
+    def _from_maps(self, at: _Located, plain: list[int], room: Room) -> dict[int, Any]:
+        """Return the columns of ``plain`` that are in mapped files as they are, copied once."""
+        found: dict[int, Any] = {}
+        for column in plain:
+            kind, parts = self._plain[column], []
+            for number, file, where in at.files:
+                assert isinstance(file, ArrowFile)
+                first = int(self._first[number])
+                piece = partial(self._batch, first)
+                spans = file.spans(column, kind, at.pieces[where] - first, at.local[where], piece)
+                if spans is not None:
+                    parts.append((file, where, *spans))
+            if len(parts) < len(at.files):
                 continue
-            first = int(self._first[number])
-            piece = partial(self._piece_of, first)
-            yield _Mapped(file, where, at.pieces[where] - first, at.local[where], piece)
+            if kind.shape is None:
+                found[column] = values = [None] * len(at.rows)
+                for file, where, begins, ends in parts:
+                    view: Any = memoryview(file.data)  # type: ignore[arg-type]
+                    places = zip(where.tolist(), begins.tolist(), ends.tolist(), strict=True)
+                    _fill(values, column, view, places, kind)
+                continue
+            found[column] = out = room(column, (len(at.rows), *kind.shape), kind.dtype)
+            flat = out.reshape(len(at.rows), kind.width)
+            for file, where, begins, _ in parts:
+                items = file.items(kind.dtype)
+                if kind.width < _WIDE:
+                    for k in range(kind.width):
+                        flat[where, k] = items[begins + k]
+                else:
+                    for place, begin in zip(where.tolist(), begins.tolist(), strict=True):
+                        flat[place] = items[begin : begin + kind.width]
+        return found
 
-    def _piece_of(self, first: int, number: int) -> pa.RecordBatch:
+    def _from_pieces(self, at: _Located, plain: list[int], room: Room) -> dict[int, Any]:
+        """Return all columns, row group by row group: memory holds only the rows and the cache."""
+        plain = [column for column in plain if column not in self._nulls]
+        rest = [column for column in range(len(self.schema)) if column not in plain]
+        found: dict[int, Any] = {}
+        for column in plain:
+            kind, count = self._plain[column], len(at.rows)
+            found[column] = [None] * count if kind.shape is None else room(column, (count, *kind.shape), kind.dtype)
+        parts, groups = [], grouped(at.pieces)
+        for where in groups:
+            piece, local = self._piece(int(at.pieces[where[0]])), at.local[where]
+            places, rows = where.tolist(), local.tolist()
+            for column in plain:
+                view, out, kind = piece.view(column), found[column], self._plain[column]
+                if view is None:
+                    self._nulls.add(column)
+                    return self._from_pieces(at, plain, room)
+                if kind.shape is None:
+                    begin_of, end_of, data = view
+                    spans = zip(places, map(begin_of, rows), map(end_of, rows), strict=True)
+                    _fill(out, column, data, spans, kind)
+                else:
+                    out[where] = view[local]
+            if rest:
+                parts.append(piece.batch.select(rest).take(as_arrow(local)))
+        if rest:
+            found |= zip(rest, reordered(parts, groups, self._too_much).columns, strict=True)
+        return found
+
+    def take(self, rows: Indices, columns: list[int]) -> pa.RecordBatch:
+        """Return columns of rows, all of which are in range, gathered by Arrow."""
+        return self._take(self._locate(rows), columns)
+
+    def _take(self, at: _Located, columns: list[int]) -> pa.RecordBatch:
+        """Consecutive rows of mapped files are sliced. Decoded row groups are processed one by one."""
+        rows, pieces, local, _ = at
+        groups = grouped(pieces)
+        if at.in_place:
+            held = {piece: self.piece(piece).select(columns) for piece in pieces[[g[0] for g in groups]].tolist()}
+            cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(pieces) != 0)) + 1
+            if len(cuts) < _RUNS * len(held) or not all(map(_is_light, held.values())):
+                begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
+                spans = zip(pieces[begins].tolist(), local[begins].tolist(), (ends - begins).tolist(), strict=True)
+                return as_batch([held[piece].slice(begin, count) for piece, begin, count in spans], self._too_much)
+        parts = [self.piece(int(pieces[g[0]])).select(columns).take(as_arrow(local[g])) for g in groups]
+        return reordered(parts, groups, self._too_much)
+
+    def _too_much(self, why: str) -> DataFileError:
+        return DataFileError(f"{self.maps.in_words()}: {why}")
+
+    def piece(self, number: int) -> pa.RecordBatch:
+        """Return a record batch or row group, given its number across all files."""
+        return self._piece(number).batch
+
+    def _batch(self, first: int, number: int) -> pa.RecordBatch:
         return self.piece(first + number)
 
-    def piece(self, piece: int) -> pa.RecordBatch:
-        """Return a record batch or row group, given its number across all files."""
+    def _piece(self, number: int) -> _Piece:
+        def make() -> tuple[_Piece, int]:
+            file = int(self._first.searchsorted(number, "right")) - 1
+            batch, size = self._file(file).piece(number - int(self._first[file]))
+            return _Piece(plain_batch(batch)), size
 
-        def make() -> tuple[pa.RecordBatch, int]:
-            file = int(self._first.searchsorted(piece, "right")) - 1
-            batch, size = self._file(file).piece(piece - int(self._first[file]))
-            return plain_batch(batch), size
-
-        return self.kept.get(piece, make)
+        return self.kept.get(number, make)
 
     def _file(self, number: int) -> ArrowFile | ParquetFile:
         """Return an open file. If there are very many, only the most recently opened ones stay open."""
@@ -237,16 +268,11 @@ def _is_light(batch: pa.RecordBatch) -> bool:
     return bool(batch.get_total_buffer_size() <= _LIGHT * batch.num_rows)
 
 
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-
-
-def _reordered(parts: list[pa.RecordBatch], order: Indices) -> pa.RecordBatch:
-    """Return concatenated parts with their rows moved to these positions."""
-    if (order[1:] > order[:-1]).all():
-        return _joined(parts)
-    back = np.argsort(order)
-    if all(_is_light(part) for part in parts):
-        return _joined(parts).take(as_arrow(back))
-    single = [part.slice(k, 1) for part in parts for k in range(part.num_rows)]
-    return _joined([single[place] for place in back.tolist()])
+def _fill(values: list[Any], column: int, data: Any, spans: Iterable[tuple[int, int, int]], kind: Plain) -> None:
+    """Set values at their places to the text or bytes between two offsets."""
+    is_text = kind.is_text
+    for place, begin, end in spans:
+        try:
+            values[place] = str(data[begin:end], "utf-8") if is_text else bytes(data[begin:end])
+        except UnicodeDecodeError as error:
+            raise NotText(place, column) from error

@@ -16,7 +16,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -39,7 +38,7 @@ from penstock.tables.files import table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
 from penstock.tables.parquet import scan_parquet
 from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
-from penstock.tables.row_groups import Located, NotText, RowGroups
+from penstock.tables.row_groups import NotText, RowGroups
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -286,7 +285,7 @@ class TableFiles(FilesSource):
         numbers = list(range(len(self.schema))) if columns is None else list(map(self.columns.index, columns))
         if not len(rows):
             return plain_batch(pa.RecordBatch.from_pylist([], schema=self.schema)).select(numbers)
-        return self._pieces.take(self._pieces.locate(rows), numbers)
+        return self._pieces.take(rows, numbers)
 
     def read(self, rows: Indices, room: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> Columns:
         """Return the columns of rows that are known to be in range.
@@ -295,28 +294,18 @@ class TableFiles(FilesSource):
         """
         if not len(rows):
             return dict(zip(self.columns, self.take(rows).columns, strict=True))
+        names = self.columns
+        images = {names.index(name) for name in self.image_columns}
         with stage("read"):
-            at, found, rest = self._pieces.locate(rows), Columns(), []
-            for number, name in enumerate(self.columns):
-                found[name] = self._pieces.numbers(at, number, partial(room, name))
-                if found[name] is None and name not in self.image_columns:
-                    found[name] = self._texts(at, number, name, rows)
-                if found[name] is None:
-                    rest.append(number)
-            if rest:
-                batch = self._pieces.take(at, rest)
-                found |= zip(batch.schema.names, batch.columns, strict=True)
-            return found
-
-    def _texts(self, at: Located, number: int, name: str, rows: Indices) -> list[Any] | None:
-        try:
-            return self._pieces.texts(at, number)
-        except NotText as error:
-            raise DataFileError(
-                f"{self.row_name(int(rows[error.place]))}: column {name!r} says that it is text, and this value is "
-                "not UTF-8. Write the column anew as bytes (pyarrow.binary()), or decoded by the encoding that it is "
-                "in; or leave it out with columns="
-            ) from None
+            try:
+                found = self._pieces.read(rows, lambda number, *how: room(names[number], *how), images)
+            except NotText as error:
+                raise DataFileError(
+                    f"{self.row_name(int(rows[error.place]))}: column {names[error.column]!r} says that it is text, "
+                    "and this value is not UTF-8. Write the column anew as bytes (pyarrow.binary()), or decoded by the "
+                    "encoding that it is in; or leave it out with columns="
+                ) from None
+            return {name: found[number] for number, name in enumerate(names)}
 
     # Pickling.
 

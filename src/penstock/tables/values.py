@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,16 @@ from penstock.errors import ConfigError
 from penstock.manifest.indices import as_numpy
 
 __all__ = [
+    "Plain",
     "as_array",
     "as_values",
     "check_type",
     "fixed_shape",
-    "fixed_width",
     "is_text",
     "is_view",
     "plain_batch",
+    "plain_type",
     "shaped",
-    "text_offsets",
 ]
 
 Array = npt.NDArray[Any]
@@ -112,22 +112,35 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(_types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind))
 
 
-def fixed_width(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Return dtype and shape of values with a fixed, contiguous size; None for others."""
+class Plain(NamedTuple):
+    """A type whose values lie in one buffer, one after the other.
+
+    Attributes:
+        dtype: of numbers, or of the offsets of text.
+        shape: of the numbers of a value; None for text and bytes.
+        width: how many numbers a value has.
+        is_text: whether values are text, and not bytes.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] | None = None
+    width: int = 1
+    is_text: bool = False
+
+
+def plain_type(kind: pa.DataType) -> Plain | None:
+    """Return how values lie in their buffer: numbers, fixed-size lists of these, text and bytes; None for others."""
+    is_large = _types.is_large_string(kind) or _types.is_large_binary(kind)
+    is_text = _types.is_string(kind) or _types.is_large_string(kind)
+    if is_large or is_text or _types.is_binary(kind):
+        return Plain(np.dtype(np.int64 if is_large else np.int32), is_text=is_text)
     shape: list[int] = []
     while _types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
     if not (_types.is_integer(kind) or _types.is_floating(kind)) or 0 in shape:
         return None
-    return np.dtype(kind.to_pandas_dtype()), tuple(shape)
-
-
-def text_offsets(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of the offsets of a text or bytes column; None for others."""
-    if _types.is_string(kind) or _types.is_binary(kind):
-        return np.dtype(np.int32)
-    return np.dtype(np.int64) if _types.is_large_string(kind) or _types.is_large_binary(kind) else None
+    return Plain(np.dtype(kind.to_pandas_dtype()), tuple(shape), math.prod(shape))
 
 
 def as_array(array: pa.Array) -> Array | None:

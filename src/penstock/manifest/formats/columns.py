@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ManifestError
+from penstock.manifest.indices import Rows, as_arrow
 from penstock.manifest.options import Column
 
-__all__ = ["INVALID", "as_batch", "cast_batch", "damage_of", "final_schema", "offsets_of", "shown"]
+__all__ = [
+    "INVALID",
+    "as_batch",
+    "cast_batch",
+    "damage_of",
+    "final_schema",
+    "grouped",
+    "offsets_of",
+    "reordered",
+    "shown",
+]
 
 INVALID = (
     *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError),
@@ -137,11 +149,34 @@ def shown(value: pa.Scalar) -> str:
         return "(text that is not UTF-8)"
 
 
-def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return the table as one batch; ManifestError if a string column exceeds 2 GiB, the limit of a batch."""
-    batches = table.combine_chunks().to_batches()
-    if len(batches) > 1:
-        raise ManifestError(
-            f"{len(table)} rows hold more than 2 GiB of text, too much for one batch; gather fewer at once"
-        )
-    return batches[0] if batches else pa.record_batch([pa.array([], f.type) for f in table.schema], schema=table.schema)
+def as_batch(batches: Sequence[pa.RecordBatch], error: Callable[[str], Exception] = ManifestError) -> pa.RecordBatch:
+    """Return batches, at least one, as one; an error if a string column exceeds 2 GiB, the limit of a batch."""
+    if len(batches) == 1:
+        return batches[0]
+    try:
+        return pa.concat_batches(batches)
+    except pa.ArrowInvalid:
+        rows = sum(batch.num_rows for batch in batches)
+        raise error(f"{rows} rows hold more than 2 GiB of text, too much for one batch; gather fewer at once") from None
+
+
+def grouped(numbers: Rows) -> list[Rows]:
+    """Return the positions of each number, in the order of the numbers."""
+    if (numbers == numbers[0]).all():
+        return [np.arange(len(numbers))]
+    order = np.argsort(numbers, kind="stable")
+    arranged = numbers[order]
+    cuts = (np.flatnonzero(arranged[1:] != arranged[:-1]) + 1).tolist()
+    return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+
+
+def reordered(
+    parts: Sequence[pa.RecordBatch], groups: Sequence[Rows], error: Callable[[str], Exception] = ManifestError
+) -> pa.RecordBatch:
+    """Return the rows of parts as one batch, each at its position in ``groups``. Raises as `as_batch`."""
+    whole, order = as_batch(parts, error), np.concatenate(groups)
+    if (order[1:] > order[:-1]).all():
+        return whole
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return whole.take(as_arrow(back))

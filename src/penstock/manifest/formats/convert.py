@@ -158,7 +158,7 @@ def _regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= _ROWS or size >= _BYTES:
-            yield as_batch(pa.Table.from_batches(held))
+            yield as_batch(held)
             held, rows, size = [], 0, 0
     if held:
-        yield as_batch(pa.Table.from_batches(held))
+        yield as_batch(held)

@@ -11,7 +11,15 @@ import pyarrow.compute as pc
 
 from penstock.errors import ManifestError
 from penstock.manifest.formats.base import Part, part_fingerprint
-from penstock.manifest.formats.columns import INVALID, as_batch, cast_batch, damage_of, final_schema, offsets_of
+from penstock.manifest.formats.columns import (
+    INVALID,
+    cast_batch,
+    damage_of,
+    final_schema,
+    grouped,
+    offsets_of,
+    reordered,
+)
 from penstock.manifest.indices import as_arrow
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column
@@ -87,7 +95,7 @@ class ArrowPart(ColumnPart):
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         self.check()
         if not rows.size:
-            return as_batch(self.schema.empty_table())
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
         self._check_batches(rows)
         if most is not None and self._text_bytes(rows) > most:
             raise TooMuch
@@ -136,16 +144,8 @@ class ArrowPart(ColumnPart):
         """Return rows in this order, batch by batch: Arrow's own take would first copy all batches into one."""
         numbers = np.searchsorted(self._starts, rows, "right") - 1
         local = rows - self._starts[numbers]
-        first = int(numbers[0])
-        if (numbers == first).all():
-            return self._batches[first].take(as_arrow(local))
-        order = np.argsort(numbers, kind="stable")
-        used, starts = np.unique(numbers[order], return_index=True)
-        groups = np.split(local[order], starts[1:])
-        pieces = [self._batches[k].take(as_arrow(some)) for k, some in zip(used.tolist(), groups, strict=True)]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return as_batch(pa.Table.from_batches(pieces)).take(as_arrow(back))
+        groups = grouped(numbers)
+        return reordered([self._batches[numbers[some[0]]].take(as_arrow(local[some])) for some in groups], groups)
 
 
 def _text_bytes(column: pa.Array, rows: Rows) -> int:
