@@ -109,7 +109,7 @@ def test_each_format_imports_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("".join(f'{{"path": "{k}.jpg", "label": {k}}}\n' for k in range(1000)))
     program = (
         "import json, sys, penstock; manifest = penstock.Manifest.open(sys.argv[1]); manifest.records(range(100))\n"
-        "assert 'pyarrow' not in sys.modules and 'penstock.manifest.formats.parquet' not in sys.modules\n"
+        "assert 'pyarrow' not in sys.modules and 'penstock.manifest.formats.arrow' not in sys.modules\n"
         "assert manifest.take([1]).num_rows == 1\nprint(json.dumps(list(sys.modules)))"
     )
     assert "pyarrow" in imported(tmp_path / "train.jsonl", program)

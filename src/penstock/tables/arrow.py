@@ -14,15 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataFileError
-from penstock.manifest.formats.columns import damage_of
+from penstock.manifest.formats.columns import INVALID, damage_of, is_mapped
 from penstock.tables.values import Plain, is_view
 
-__all__ = ["INVALID", "ArrowFile", "Layout", "scan_arrow"]
-
-INVALID = (
-    *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError),
-    *(pa.ArrowMemoryError, UnicodeDecodeError),  # for bad sizes, and for bad column names
-)
+__all__ = ["ArrowFile", "Layout", "scan_arrow"]
 
 _MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -128,7 +123,8 @@ class ArrowFile:
                 batch = pa.ipc.read_record_batch(message, self._schema)
             batch = batch.select(self._columns)
             batch.validate()
-            mapped = self._is_mapped(batch)
+            indirect = any(pa.types.is_dictionary(column.type) or is_view(column.type) for column in batch.columns)
+            mapped = not indirect and is_mapped(self._whole, batch)
             for column in batch.columns:
                 # Arrow does not check offsets before it follows them.
                 if not mapped or column.null_count or column.type.num_fields:
@@ -197,16 +193,6 @@ class ArrowFile:
         if array.null_count or begin % itemsize or not 0 <= begin <= self._whole.size:
             return -2
         return begin // itemsize + (offset if part == 1 else 0)
-
-    def _is_mapped(self, batch: pa.RecordBatch) -> bool:
-        begin, end = self._whole.address, self._whole.address + self._whole.size
-        for array in batch.columns:
-            if pa.types.is_dictionary(array.type) or is_view(array.type):
-                return False
-            for buffer in array.buffers():
-                if buffer is not None and buffer.size:
-                    return bool(begin <= buffer.address < end)
-        return True
 
     def _damaged(self, error: object) -> DataFileError:
         return DataFileError(f"{self._path} is damaged: {error}")

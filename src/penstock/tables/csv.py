@@ -22,8 +22,8 @@ from penstock.errors import (
     ManifestError,
     ManifestIOError,
 )
+from penstock.manifest.formats.arrow import converted
 from penstock.manifest.formats.base import Context
-from penstock.manifest.formats.convert import converted
 from penstock.manifest.formats.csv import is_number, read_records
 from penstock.manifest.scan import check_is_text, shorten
 from penstock.storage import File

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import DataFileError
+from penstock.manifest.formats.columns import INVALID
 from penstock.storage.remote import RemoteSource
-from penstock.tables.arrow import INVALID, Bytes, Layout
+from penstock.tables.arrow import Bytes, Layout
 from penstock.tables.ranged import RangeFile, footer
 
 __all__ = ["ParquetFile", "scan_parquet"]

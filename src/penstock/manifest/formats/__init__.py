@@ -16,7 +16,7 @@ FORMATS = {
     "csv": ("csv", "open_csv"),
     "tsv": ("csv", "open_tsv"),
     "jsonl": ("jsonl", "open_jsonl"),
-    "parquet": ("parquet", "open_parquet"),
+    "parquet": ("arrow", "open_parquet"),
     "arrow": ("arrow", "open_arrow"),
 }
 """The module and function of each format, imported at first use: Parquet takes 60 ms."""

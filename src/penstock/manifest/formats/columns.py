@@ -21,6 +21,7 @@ __all__ = [
     "damage_of",
     "final_schema",
     "grouped",
+    "is_mapped",
     "offsets_of",
     "reordered",
     "shown",
@@ -28,9 +29,9 @@ __all__ = [
 
 INVALID = (
     *(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError),
-    *(pa.ArrowMemoryError, UnicodeDecodeError),
+    *(pa.ArrowMemoryError, UnicodeDecodeError, OSError),
 )
-"""The exceptions of Arrow for invalid files; the last two for sizes and for column names."""
+"""The exceptions of Arrow for invalid files; the last ones for sizes, for column names, and for damaged ones."""
 
 
 def final_schema(path: str, schema: pa.Schema, columns: tuple[Column, ...]) -> pa.Schema:
@@ -139,6 +140,13 @@ def damage_of(column: pa.Array) -> str | None:
     data = column.buffers()[2]
     inside = int(offsets[0]) >= 0 and int(offsets[-1]) <= (0 if data is None else data.size)
     return None if inside and (offsets[1:] >= offsets[:-1]).all() else "text offsets outside of the column"
+
+
+def is_mapped(whole: pa.Buffer, batch: pa.RecordBatch) -> bool:
+    """Return whether the arrays of a batch are in the mapped bytes: those of a compressed file are elsewhere."""
+    begin, end = whole.address, whole.address + whole.size
+    buffers = [buffer for array in batch.columns for buffer in array.buffers() if buffer is not None and buffer.size]
+    return all(begin <= buffer.address < end for buffer in buffers)
 
 
 def shown(value: pa.Scalar) -> str:

@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, ManifestError
 from penstock.manifest.fields import BadRow, convert, floats
+from penstock.manifest.formats.arrow import ArrowPart, convert_batches
 from penstock.manifest.formats.base import Context
-from penstock.manifest.formats.convert import convert_typed
-from penstock.manifest.formats.mapped import ArrowPart
 from penstock.manifest.options import Blank, Column, Options
 from penstock.manifest.scan import BOM, check_is_text, shorten
 from penstock.storage import File
@@ -234,7 +233,7 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Arro
             arrays = [_array(*pair) for pair in zip(parser.parse(some), schema, strict=True)]
             yield pa.record_batch(arrays, schema=schema)
 
-    return convert_typed(source, schema, batches(), options, options.canonical(bool(header)), context)
+    return convert_batches(source, schema, batches(), options, options.canonical(bool(header)), context)
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
