@@ -27,8 +27,8 @@ from store_server import Store
 import penstock as ps
 from penstock.errors import ConfigError, PenstockError
 from penstock.server import CacheClient, Server
-from penstock.server.cache_service import hash_of
 from penstock.server.connections import FAILURES
+from penstock.server.copies import hash_of
 from penstock.server.protocol import Block, encode_block
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
@@ -331,7 +331,7 @@ def test_a_server_is_left_alone_and_then_asked_again(
     serve(first, port=node.port)
     assert client.read(key, 0, target, Cancel()) == 0
     assert len(warnings(caplog)) == 1
-    monkeypatch.setattr("penstock.server.cache_client._REST", 0.0)
+    monkeypatch.setattr("penstock.server.copies._REST", 0.0)
     again = CacheClient([node.address, "127.0.0.1:1"], timeout=60)
     assert again.read(key, 5, target, Cancel()) == 1000
     assert bytes(target) == DATA[5:1005]
@@ -413,7 +413,7 @@ def test_a_copy_is_checked_once_for_requests_at_the_same_time(
         time.sleep(0.5)
         return hash_file(descriptor, size)
 
-    monkeypatch.setattr("penstock.server.cache_service.hash_file", slow)
+    monkeypatch.setattr("penstock.server.copies.hash_file", slow)
 
     def ask(address: str) -> list[bytes]:
         with flight.connect(address) as client:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,9 @@ class TestRows:
         def begin() -> None:
             number = 0
             while not done.is_set():
-                client._reader(str(number := (number + 1) % 1000).encode())
+                number = (number + 1) % 1000
+                with suppress(TypeError):  # refused when the reader exists, and before it connects
+                    client.rows(str(number), "0" * 32, ["no number"])  # type: ignore[list-item]
 
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
@@ -252,13 +255,13 @@ class TestRows:
             client.rows("train", manifest.fingerprint, [1])
 
         gc.collect()
-        before = len(this_process._calls)
+        before = len(this_process.calls)
         for _ in range(5):
             thread = threading.Thread(target=read)
             thread.start()
             thread.join()
         gc.collect()
-        assert len(this_process._calls) <= before
+        assert len(this_process.calls) <= before
 
 
 class TestBatches:
@@ -367,12 +370,12 @@ class TestBatches:
 
     def test_left_early(self, client: Client, manifest: Manifest) -> None:
         gc.collect()
-        before = len(this_process._calls)
+        before = len(this_process.calls)
         stream = client.batches("train", manifest.fingerprint, ([k] for k in range(1000)))
         next(stream)
         del stream
         gc.collect()
-        assert len(this_process._calls) <= before
+        assert len(this_process.calls) <= before
 
 
 class TestProcesses:
@@ -438,9 +441,9 @@ class TestArguments:
     @pytest.mark.parametrize(
         "options, message",
         [
-            ({"timeout": 0}, "timeout must be positive|a positive timeout"),
-            ({"timeout": float("nan")}, "timeout must be positive|a positive timeout"),
-            ({"patience": -1}, "timeout must be positive|a positive timeout"),
+            ({"timeout": 0}, "a positive timeout"),
+            ({"timeout": float("nan")}, "a positive timeout"),
+            ({"patience": -1}, "patience must not be negative"),
             ({"token": ""}, "visible ASCII"),
             ({"token": "a b"}, "visible ASCII"),
             ({"token": "a", "token_file": "b"}, "only one of"),

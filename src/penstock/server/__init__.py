@@ -10,20 +10,19 @@ __all__ = ["TLS", "CacheClient", "Client", "DataSetInfo", "Limits", "Observer", 
 
 if TYPE_CHECKING:
     from penstock.server.auth import TLS
-    from penstock.server.cache_client import CacheClient
     from penstock.server.client import Client, DataSetInfo
-    from penstock.server.options import Limits, Observer
+    from penstock.server.copies import CacheClient
     from penstock.server.remote_manifest import RemoteManifest
-    from penstock.server.service import Server
+    from penstock.server.service import Limits, Observer, Server
 
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "CacheClient": "cache_client",
+        "CacheClient": "copies",
         "Client": "client",
         "DataSetInfo": "client",
-        "Limits": "options",
-        "Observer": "options",
+        "Limits": "service",
+        "Observer": "service",
         "RemoteManifest": "remote_manifest",
         "Server": "service",
         "TLS": "auth",

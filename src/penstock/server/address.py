@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
 
@@ -36,37 +36,29 @@ def parse_address(text: str, *, tls: bool = False) -> Address:
     Raises:
         ConfigError: an invalid address; the message shows a valid one.
     """
+
+    def refusal(reason: str) -> ConfigError:
+        return ConfigError(
+            f"{text!r} is no address of a server: {reason}. Write host:port, grpc://host:port or grpc+tls://host:port"
+        )
+
     if not isinstance(text, str):
-        raise _refusal(text, "it must be a str")
+        raise refusal("it must be a str")
     given = text.strip()
     if any(letter.isspace() or letter == "," for letter in given):
-        raise _refusal(text, "pass several addresses as a list")
+        raise refusal("pass several addresses as a list")
     try:
         parts = urlsplit(given if "://" in given else f"{'grpc+tls' if tls else 'grpc'}://{given}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        reason = "put an IPv6 host in brackets: [::1]:8815" if given.count(":") > 1 else "that is no port"
-        raise _refusal(text, reason) from None
-    fault = _fault(parts, host, port)
-    if fault is not None or host is None or port is None:
-        raise _refusal(text, fault)
-    return Address(host, port, _SCHEMES[parts.scheme])
-
-
-def _fault(parts: SplitResult, host: str | None, port: int | None) -> str | None:
-    """Return what is wrong with an address that parses as a URL; None if it is valid."""
+        bare = given.count(":") > 1
+        raise refusal("put an IPv6 host in brackets: [::1]:8815" if bare else "that is no port") from None
     if parts.scheme not in _SCHEMES:
-        return f"servers are not asked by {parts.scheme}://"
+        raise refusal(f"servers are not asked by {parts.scheme}://")
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
-        return "there is more in it than host and port"
+        raise refusal("there is more in it than host and port")
     if not host:
-        return "it has no host"
+        raise refusal("it has no host")
     if not port:
-        return "it has no port; penstock serve prints the port"
-    return None
-
-
-def _refusal(text: object, reason: str | None) -> ConfigError:
-    return ConfigError(
-        f"{text!r} is no address of a server: {reason}. Write host:port, grpc://host:port or grpc+tls://host:port"
-    )
+        raise refusal("it has no port; penstock serve prints the port")
+    return Address(host, port, _SCHEMES[parts.scheme])

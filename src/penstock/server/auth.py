@@ -22,7 +22,9 @@ import pyarrow.flight as flight
 from penstock.errors import ConfigError, ServerAuthError
 from penstock.server.protocol import encode_error
 
-__all__ = ["TLS", "BearerToken", "check_exposure", "check_token", "no_password", "read_pem"]
+__all__ = ["TLS", "BearerToken", "FilePath", "check_exposure", "check_token", "client_context", "read_pem"]
+
+FilePath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class TLS:
     With ``client_roots``, clients, too, need a certificate, signed by one of these (mutual TLS).
     """
 
-    cert: str | PathLike[str]
-    key: str | PathLike[str]
-    client_roots: str | PathLike[str] | None = None
+    cert: FilePath
+    key: FilePath
+    client_roots: FilePath | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the TLS arguments of a Flight server.
@@ -44,7 +46,7 @@ class TLS:
         """
         cert, key = read_pem(self.cert, "tls cert"), read_pem(self.key, "tls key")
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key, password=no_password)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key, password=_no_password)
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(
                 f"{fspath(self.cert)} and {fspath(self.key)} are not a certificate and its key: {error}"
@@ -55,12 +57,28 @@ class TLS:
         return options
 
 
-def no_password() -> str:
+def client_context(roots: FilePath | None, cert: FilePath | None, key: FilePath | None) -> ssl.SSLContext:
+    """Return the SSL context of a client with these files.
+
+    Raises:
+        ConfigError: the files do not match, or are damaged.
+    """
+    try:
+        context = ssl.create_default_context(cafile=roots)
+        context.set_alpn_protocols(["h2"])
+        if cert is not None:
+            context.load_cert_chain(cert, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"the certificates cannot be used ({roots}, {cert}, {key}): {error}") from None
+    return context
+
+
+def _no_password() -> str:
     """Raise ValueError instead of asking for a password at the terminal."""
     raise ValueError("the key is encrypted, and its password cannot be asked for here: decrypt the key file")
 
 
-def read_pem(path: str | PathLike[str], what: str) -> bytes:
+def read_pem(path: FilePath, what: str) -> bytes:
     """Return the content of a PEM file; ConfigError, which names ``what``, if it is not one."""
     try:
         data = Path(path).read_bytes()
@@ -90,19 +108,16 @@ def check_exposure(host: str, token: str | None, tls: TLS | None, insecure: bool
     Raises:
         ConfigError: a non-loopback address without a token, mutual TLS or ``insecure``.
     """
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
     guarded = token is not None or (tls is not None and tls.client_roots is not None)
-    if not (guarded or insecure or _is_loopback(host)):
+    if not (guarded or insecure or is_loopback):
         raise ConfigError(
             f"anyone who reaches {host} could read the served data: pass a token, or insecure=True (--insecure) "
             "if the network itself keeps strangers out"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class BearerToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -114,14 +129,9 @@ class BearerToken(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
         """Check the token; Flight calls this before each call. The client receives a `ServerAuthError`."""
-        given = [_bytes(value) for value in headers.get("authorization", [])]
+        given = [value.encode() for value in headers.get("authorization", [])]
         if len(given) == 1 and hmac.compare_digest(given[0], self._expected):
             return
         self._refused()
         problem = "the token is wrong" if given else "this server asks for a token, and none was given"
-        error = ServerAuthError(problem)
-        raise flight.FlightUnauthenticatedError(str(error), encode_error(error))
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+        raise flight.FlightUnauthenticatedError(problem, encode_error(ServerAuthError(problem)))

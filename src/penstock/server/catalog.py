@@ -22,16 +22,13 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError, ServerChangedError, TicketError, UnknownDataSetError
 from penstock.manifest import Manifest
-from penstock.server.layout import describe
+from penstock.server.layout import KEY, describe
 from penstock.server.protocol import decode_key, encode_key
 
-__all__ = ["KEPT", "LAYOUT", "Catalog", "Served", "Version"]
+__all__ = ["KEPT", "Catalog", "Served", "Version"]
 
 KEPT = 8
 """Versions of a dataset that stay available."""
-
-LAYOUT = b"penstock"
-"""The key of the row layout in a schema's metadata, see `penstock.server.layout`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Version:
     @cached_property
     def schema(self) -> pa.Schema:
         """The same schema, with the layout in its metadata."""
-        return self.stored.with_metadata({LAYOUT: self._layout.encode()})
+        return self.stored.with_metadata({KEY: self._layout.encode()})
 
 
 class Catalog:
@@ -77,7 +74,10 @@ class Catalog:
         self._lock = threading.Lock()
         self._versions: dict[str, tuple[Version, ...]] = {}
         for name, source in manifests.items():
-            _check_name(name)
+            try:
+                decode_key(encode_key(name, None))
+            except TicketError as error:
+                raise ConfigError(str(error)) from None
             manifest = source if isinstance(source, Manifest) else Manifest.open(source)
             self._versions[name] = (Version(name, manifest),)
 
@@ -87,7 +87,13 @@ class Catalog:
 
     def served(self) -> list[Served]:
         """Return all datasets as the operator sees them."""
-        return [_served(versions) for versions in list(self._versions.values())]
+        found = []
+        for name, versions in list(self._versions.items()):
+            manifest = versions[0].manifest
+            source, more = str(manifest.sources[0]), len(manifest.sources) - 1
+            source += f" and {more} more" if more else ""
+            found.append(Served(name, len(manifest), manifest.fingerprint, manifest.nbytes, source, len(versions)))
+        return found
 
     def find(self, name: str | None, fingerprint: str | None) -> Version:
         """Return a version of a dataset; by default the only dataset, and its newest version.
@@ -136,18 +142,3 @@ class Catalog:
                 failures[0].add_note(f"and {other}")
             raise failures[0]
         return changed
-
-
-def _served(versions: tuple[Version, ...]) -> Served:
-    newest = versions[0]
-    sources = newest.manifest.sources
-    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    source = f"{sources[0]}{more}"
-    return Served(newest.name, newest.rows, newest.fingerprint, newest.manifest.nbytes, source, len(versions))
-
-
-def _check_name(name: str) -> None:
-    try:
-        decode_key(encode_key(name, None))
-    except TicketError as error:
-        raise ConfigError(str(error)) from None

@@ -20,29 +20,28 @@ not used. If no server answers for ``patience`` seconds, the error reports what 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import ConfigError, PenstockError
-from penstock.server.access import Access
+from penstock.errors import ConfigError, PenstockError, ServerError, ServerUnavailableError
+from penstock.order.permutation import Indices
 from penstock.server.address import Address
-from penstock.server.catalog import LAYOUT
-from penstock.server.connections import FAILURES, Call
-from penstock.server.failover import Servers
-from penstock.server.layout import Layout, restore
-from penstock.server.protocol import as_numbers, encode_key, encode_prefix
-from penstock.server.reading import FEW, BatchReader
+from penstock.server.connections import FAILURES, Call, Released
+from penstock.server.layout import KEY, Layout, restore
+from penstock.server.protocol import as_numbers, encode_key, encode_prefix, encode_rows
+from penstock.server.servers import Access, Servers
 
 if TYPE_CHECKING:
     from penstock.server.remote_manifest import RemoteManifest
@@ -50,7 +49,21 @@ if TYPE_CHECKING:
 __all__ = ["Client", "DataSetInfo"]
 
 T = TypeVar("T")
-_Path = str | PathLike[str]
+RowNumbers = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+_MESSAGE = 1 << 14
+"""Rows of one message; longer requests are sent in parts."""
+
+_FEW = 2048
+"""Requests of up to this many rows are light: several of them are sent before the first one is answered."""
+
+_WAITING = 32_000
+"""Maximum bytes of the messages behind the first unanswered one.
+
+They must fit gRPC's send window of 64 KiB: a server that writes an answer, which is not read yet, reads no messages.
+"""
+
+_FRAME = 64  # bytes of a message besides its row numbers, at most
 
 
 @dataclass(frozen=True)
@@ -67,11 +80,6 @@ class DataSetInfo:
     nbytes: int
 
 
-class _ThreadReaders(threading.local):
-    def __init__(self) -> None:
-        self.readers: dict[bytes, BatchReader] = {}
-
-
 class Client:
     """A client of metadata servers, see the module. Thread-safe; a pickled copy is a new client.
 
@@ -79,7 +87,7 @@ class Client:
         addresses: one or several of ``host:port``, ``grpc://host:port`` and ``grpc+tls://host:port``, which serve the
             same files. An address without a scheme uses TLS only if ``tls_roots`` or ``tls_cert`` is given.
         token, token_file: the servers' token, or a file that holds it; the file is read for each connection.
-        timeout: seconds after which a call without an answer is abandoned, and another server is tried.
+        timeout: seconds after which a call without an answer is abandoned, and another server is tried; 10 by default.
         patience: seconds for which `rows` and `batches` keep trying while no server answers; other calls use
             ``timeout``.
         tls_roots: PEM file of certificates to trust, instead of the system's.
@@ -96,54 +104,31 @@ class Client:
     Before a fork, all connections of the process are closed; parent and child open theirs again.
     """
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        token: str | None = None,
-        token_file: _Path | None = None,
-        timeout: float = 10.0,
-        patience: float = 60.0,
-        tls_roots: _Path | None = None,
-        tls_cert: _Path | None = None,
-        tls_key: _Path | None = None,
-    ) -> None:
+    def __init__(self, addresses: str | Sequence[str], *, patience: float = 60.0, **access: Unpack[Access]) -> None:
         if not patience >= 0:
-            raise ConfigError(f"timeout must be positive and patience not negative, got {timeout=}, {patience=}")
-        self._access = Access(
-            addresses,
-            token=token,
-            token_file=token_file,
-            timeout=timeout,
-            tls_roots=tls_roots,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-        )
-        self.addresses, self.timeout, self.patience = self._access.addresses, timeout, patience
-        self._begin()
+            raise ConfigError(f"patience must not be negative, got {patience}")
+        self._begin(Servers(addresses, **access), patience)
 
-    def _begin(self) -> None:
-        self._servers = Servers(self.addresses, self._access.context)
+    def _begin(self, servers: Servers, patience: float) -> None:
+        self._servers, self.patience = servers, patience
+        self.addresses, self.timeout = servers.addresses, servers.timeout
         self._local = _ThreadReaders()
-        self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[_BatchReader] = weakref.WeakSet()
         self._lock = threading.Lock()  # a set must not grow while it is iterated
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_servers", "_local", "_readers", "_lock")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+    def __getstate__(self) -> tuple[Servers, float]:
+        return self._servers, self.patience
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+    def __setstate__(self, state: tuple[Servers, float]) -> None:
+        self._begin(*state)
 
     def __repr__(self) -> str:
-        return f"<Client of {', '.join(map(str, self.addresses))}>"
+        return f"<Client of {self._servers}>"
 
     # ------------------------------------------------------------------ datasets
 
     def list(self) -> Sequence[DataSetInfo]:
         """Return the datasets, in the server's order."""
-
         return self._ask(lambda call: [_info(found)[0] for found in call.client.list_flights(options=call.options)])
 
     def info(self, name: str | None = None, fingerprint: str | None = None) -> DataSetInfo:
@@ -160,28 +145,22 @@ class Client:
 
     def health(self) -> dict[str, str]:
         """Return the state of each server: ``{address: "ok" | "stopping" | error}``. Calls them one by one."""
-        return {str(address): self._health(address) for address in self.addresses}
-
-    def _health(self, address: Address) -> str:
-        try:
-            with self._access.open(address) as call:
-                [result] = call.client.do_action(flight.Action("health", b""), options=call.options)
-                return str(json.loads(result.body.to_pybytes())["status"])
-        except (*FAILURES, PenstockError) as error:
-            return str(self._servers.explain(error, address))
+        states = {}
+        for address in self.addresses:
+            try:
+                with self._servers.open(address) as call:
+                    states[str(address)] = str(_act(call, "health", b"")["status"])
+            except (*FAILURES, PenstockError) as error:
+                states[str(address)] = str(self._servers.explain(error, address))
+        return states
 
     def prefix_fingerprints(self, name: str, fingerprint: str, rows: int) -> Sequence[str]:
         """Return the fingerprints that a dataset may have had when it held ``rows`` rows, likeliest first.
 
         The server reads its file up to that row.
         """
-        action = flight.Action("prefix", encode_prefix(name, fingerprint, rows))
-
-        def ask(call: Call) -> Sequence[str]:
-            [result] = call.client.do_action(action, options=call.options)
-            return [str(one) for one in json.loads(result.body.to_pybytes())]
-
-        return self._ask(ask)
+        body = encode_prefix(name, fingerprint, rows)
+        return self._ask(lambda call: [str(one) for one in _act(call, "prefix", body)])
 
     def _flight_info(self, name: str | None, fingerprint: str | None) -> flight.FlightInfo:
         descriptor = flight.FlightDescriptor.for_command(encode_key(name, fingerprint))
@@ -189,22 +168,25 @@ class Client:
 
     def _ask(self, ask: Callable[[Call], T]) -> T:
         def attempt(address: Address) -> T:
-            with self._access.open(address) as call:
+            with self._servers.open(address) as call:
                 return ask(call)
 
         return self._servers.insist(attempt, min(self.timeout, self.patience))
 
     # ------------------------------------------------------------------ rows
 
-    def rows(
-        self, name: str, fingerprint: str, indices: Sequence[int] | npt.NDArray[np.integer[Any]]
-    ) -> pa.RecordBatch:
+    def rows(self, name: str, fingerprint: str, indices: RowNumbers) -> pa.RecordBatch:
         """Return rows by number, in this order, repeats allowed: one round trip for each 16,384 rows.
 
         Raises:
             TicketError: a row outside ``[0, rows)``.
         """
-        reader = self._reader(encode_key(name, fingerprint))
+        command = encode_key(name, fingerprint)
+        reader = self._local.readers.get(command)
+        if reader is None:
+            reader = self._local.readers[command] = _BatchReader(command, self._servers)
+            with self._lock:
+                self._readers.add(reader)
         try:
             return self._answer(reader, reader.add(as_numbers(indices)), name, fingerprint)
         except BaseException:
@@ -212,12 +194,7 @@ class Client:
             raise
 
     def batches(
-        self,
-        name: str,
-        fingerprint: str,
-        requests: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]],
-        *,
-        ahead: int = 4,
+        self, name: str, fingerprint: str, requests: Iterable[RowNumbers], *, ahead: int = 4
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows by number, as `rows` does: one batch for each of ``requests``, in this order.
 
@@ -236,37 +213,28 @@ class Client:
 
     def _batches(self, name: str, fingerprint: str, requests: Iterable[Any], ahead: int) -> Iterator[pa.RecordBatch]:
         # Long requests take turns on two calls: the server reads no request while it writes an answer.
-        readers = [BatchReader(encode_key(name, fingerprint), self._access.open, self.timeout) for _ in range(2)]
-        reads: deque[tuple[BatchReader, int]] = deque()
+        readers = [_BatchReader(encode_key(name, fingerprint), self._servers) for _ in range(2)]
+        reads: deque[tuple[_BatchReader, int]] = deque()
         with closing(readers[0]), closing(readers[1]):
             for numbers in map(as_numbers, requests):
                 if len(reads) == ahead:
                     yield self._answer(*reads.popleft(), name, fingerprint)
-                if len(numbers) > FEW:
+                if len(numbers) > _FEW:
                     readers.reverse()
                 reads.append((readers[0], readers[0].add(numbers)))
             while reads:
                 yield self._answer(*reads.popleft(), name, fingerprint)
 
-    def _answer(self, reader: BatchReader, reads: int, name: str, fingerprint: str) -> pa.RecordBatch:
+    def _answer(self, reader: _BatchReader, reads: int, name: str, fingerprint: str) -> pa.RecordBatch:
         """Return the answer to a request as one batch."""
         batches: list[pa.RecordBatch] = []
         for _ in range(reads):
-            batches += self._servers.insist(reader.read, self.patience, lambda: reader.address)
+            batches += self._servers.insist(reader.read, self.patience, reader.asked)
         reader.push()  # so that the server works while the consumer does
         if not batches:
-            return _empty(self._flight_info(name, fingerprint).schema.remove_metadata())
+            schema = self._flight_info(name, fingerprint).schema.remove_metadata()
+            return pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-    def _reader(self, command: bytes) -> BatchReader:
-        """Return this thread's reader of a dataset."""
-        readers = self._local.readers
-        reader = readers.get(command)
-        if reader is None:
-            reader = readers[command] = BatchReader(command, self._access.open, self.timeout)
-            with self._lock:
-                self._readers.add(reader)
-        return reader
 
     # ------------------------------------------------------------------ connections
 
@@ -284,12 +252,127 @@ class Client:
         self.close()
 
 
+class _ThreadReaders(threading.local):
+    def __init__(self) -> None:
+        self.readers: dict[bytes, _BatchReader] = {}
+
+
+class _BatchReader:
+    """Reads rows by number over one call. Answers arrive in the order of the requests.
+
+    Any failure ends the call, but the unanswered requests are known, so the next `read` sends them again, to any
+    server. A call has a deadline, and is replaced after half of its time. So neither side waits longer than
+    ``timeout`` for a peer that is gone.
+
+    Args:
+        command: names the dataset, see `penstock.server.protocol.encode_key`.
+        servers: opens calls.
+    """
+
+    def __init__(self, command: bytes, servers: Servers) -> None:
+        self._command, self._servers = command, servers
+        self._sent: deque[pa.Buffer] = deque()  # messages without an answer on the call
+        self._unsent: deque[pa.Buffer] = deque()
+        self._sent_bytes = 0
+        self._call: Call | None = None
+
+    def asked(self) -> Address | None:
+        """Return the server that is being read from."""
+        return None if self._call is None else self._call.address
+
+    def add(self, numbers: Indices) -> int:
+        """Add a request, which a later `push` or `read` sends; return the number of reads that answer it."""
+        begins = range(0, len(numbers), _MESSAGE)
+        for begin in begins:
+            self._unsent.append(encode_rows(numbers[begin : begin + _MESSAGE]))
+        return len(begins)
+
+    def read(self, address: Address) -> list[pa.RecordBatch]:
+        """Return the next batches that were requested, from the open call, or else from this server."""
+        try:
+            return self._read(address, sys.maxsize)
+        except flight.FlightServerError:
+            if len(self._unsent) == 1:
+                raise
+        # A refusal ends the call and its unread answers. Sending one message shows which one was refused.
+        return self._read(address, 1)
+
+    def _read(self, address: Address, most: int) -> list[pa.RecordBatch]:
+        """Return the answer to the first message, with up to ``most`` messages in flight."""
+        try:
+            if self._call is not None and not self._sent and self._is_late(self._call):
+                self._hang_up()
+            if (call := self._call) is None:
+                call = self._call = self._servers.open(address)
+                call.exchange(self._command)
+            if not self._sent or not self._is_late(call):
+                self._send(call, most)
+            batches = _receive(call, self._sent[0].size // 8)
+        except BaseException:
+            self._hang_up()
+            raise
+        self._sent_bytes -= self._sent.popleft().size + _FRAME
+        return batches
+
+    def push(self) -> None:
+        """Send messages, if a call is open. A failure shows at the next `read`."""
+        call = self._call
+        if self._unsent and call is not None and not self._is_late(call):
+            try:
+                self._send(call, sys.maxsize)
+            except (*FAILURES, Released):
+                self._hang_up()
+
+    def _send(self, call: Call, most: int) -> None:
+        """Send messages as far as they fit gRPC's window."""
+        while self._unsent and len(self._sent) < most:
+            size = self._unsent[0].size + _FRAME
+            if self._sent and self._sent_bytes + size > _WAITING + self._sent[0].size + _FRAME:
+                break
+            call.send(self._unsent[0])
+            self._sent.append(self._unsent.popleft())
+            self._sent_bytes += size
+
+    def _is_late(self, call: Call) -> bool:
+        return monotonic() >= call.deadline - self._servers.timeout / 2
+
+    def _hang_up(self) -> None:
+        call, self._call = self._call, None
+        self._unsent.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._sent_bytes = 0
+        if call is not None:
+            call.close()
+
+    def close(self) -> None:
+        """Close the call and forget unanswered requests. A reader that is used again opens another call."""
+        self._hang_up()
+        self._unsent.clear()
+
+
+def _receive(call: Call, count: int) -> list[pa.RecordBatch]:
+    """Return the batches that answer a message for ``count`` rows."""
+    batches: list[pa.RecordBatch] = []
+    missing = count
+    while missing > 0:
+        batch = call.read()
+        if batch is None:
+            raise ServerUnavailableError(f"{call.address} ended the stream")
+        batches.append(batch)
+        missing -= batch.num_rows
+    if missing:
+        raise ServerError(f"{call.address} sent {-missing} rows more than the requested {count}")
+    return batches
+
+
+def _act(call: Call, name: str, body: bytes) -> Any:
+    """Return the result of an action."""
+    [result] = call.client.do_action(flight.Action(name, body), options=call.options)
+    return json.loads(result.body.to_pybytes())
+
+
 def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, Layout]:
-    layout = restore((found.schema.metadata or {}).get(LAYOUT, b"null"))
+    layout = restore((found.schema.metadata or {}).get(KEY, b"null"))
     name = found.descriptor.path[0].decode()
     schema = layout.schema(found.schema.remove_metadata())
     return DataSetInfo(name, found.total_records, layout.fingerprint, schema, layout.nbytes), layout
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)

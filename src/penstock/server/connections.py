@@ -33,9 +33,13 @@ __all__ = ["FAILURES", "Call", "Released", "process"]
 FAILURES = (flight.FlightError, pa.ArrowException, OSError)
 """The exceptions that Flight raises, including those for deadlines and cancelled calls."""
 
-_RUNS = Path("/proc/self/schedstat").is_file()  # whether the system shows how long a thread has run
 _FORK_TIMEOUT_S = 2.0  # how long a fork waits for gRPC to end
 _THREADS = ("event_engine", "grpc_global_tim", "lifeguard", "grpc")  # prefixes of gRPC's thread names
+_SHOWS_RUN_TIME = Path("/proc/self/schedstat").is_file()  # whether the system shows how long a thread has run
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new connection does not inherit the back-off of a failed one
+    ("grpc.max_receive_message_length", -1),
+]
 
 
 class Released(Exception):
@@ -60,55 +64,50 @@ class Call:
         self.options = flight.FlightCallOptions(timeout=timeout, headers=headers)
         self.address = address
         self.deadline = time.monotonic() + timeout
-        self._lock = threading.Lock()
-        self._reader: Any = None
-        self._writer: Any = None
-        self._client: Any = None
         self.is_closed = False
         """Whether closing has begun: later failures are not the server's fault."""
-        with process.opening(self):
-            self._client = flight.FlightClient(str(address), generic_options=_OPTIONS, **tls)
-
-    @property
-    def client(self) -> Any:
+        self.client: Any = None
         """The Flight client, for calls that end when they return."""
-        return self._client
+        self._reader: Any = None
+        self._writer: Any = None
+        self._lock = threading.Lock()  # held while the call is used
+        with process.opening(self):
+            self.client = flight.FlightClient(str(address), generic_options=_OPTIONS, **tls)
 
     def get(self, ticket: bytes) -> pa.Schema:
         """Request a stream and return its schema."""
         with self._lock:
-            self._check()
-            self._reader = self._client.do_get(flight.Ticket(ticket), self.options)
+            self._reader = self._open_client().do_get(flight.Ticket(ticket), self.options)
             return self._reader.schema
 
     def exchange(self, command: bytes) -> None:
         """Open a stream of requests."""
         with self._lock:
-            self._check()
             descriptor = flight.FlightDescriptor.for_command(command)
-            self._writer, self._reader = self._client.do_exchange(descriptor, self.options)
+            self._writer, self._reader = self._open_client().do_exchange(descriptor, self.options)
+
+    def _open_client(self) -> Any:
+        if self.client is None:
+            raise Released
+        return self.client
 
     def send(self, request: pa.Buffer) -> None:
         """Send a request on an exchange."""
         with self._lock:
-            if self._client is None:
+            if self._writer is None:
                 raise Released
             self._writer.write_metadata(request)
 
     def read(self) -> pa.RecordBatch | None:
         """Return the next batch, or None after the last."""
         with self._lock:
-            if self._client is None:
+            if self._reader is None:
                 raise Released
             try:
                 batch: pa.RecordBatch = self._reader.read_chunk().data
             except StopIteration:
                 return None
             return batch
-
-    def _check(self) -> None:
-        if self._client is None:
-            raise Released
 
     def close(self, patience: float = -1) -> bool:
         """Cancel the call and release its resources, at the latest when another thread's read has ended.
@@ -123,13 +122,11 @@ class Call:
         if not self._lock.acquire(timeout=patience):
             return False
         try:
-            if self._writer is not None:
-                with contextlib.suppress(*FAILURES):
-                    self._writer.close()
-            if self._client is not None:
-                with contextlib.suppress(*FAILURES):
-                    self._client.close()
-            self._reader = self._writer = self._client = None
+            for part in (self._writer, self.client):
+                if part is not None:
+                    with contextlib.suppress(*FAILURES):
+                        part.close()
+            self._reader = self._writer = self.client = None
         finally:
             self._lock.release()
         return True
@@ -145,18 +142,13 @@ class Call:
         self.close()
 
 
-_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a new connection does not inherit the back-off of a failed one
-    ("grpc.max_receive_message_length", -1),
-]
-
-
 class _Process:
     """The open calls of this process."""
 
     def __init__(self) -> None:
-        self.forked_unsafely = False
         self.servers = 0
+        """The servers of this package in this process. They use gRPC, too."""
+        self._forked_unsafely = False
         self._begin()
         atexit.register(self._close_all, 1.0)
         if hasattr(os, "register_at_fork"):
@@ -165,28 +157,28 @@ class _Process:
             )
 
     def _begin(self) -> None:
-        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        self.calls: weakref.WeakSet[Call] = weakref.WeakSet()
         self._lock = threading.Lock()  # held while a call is opened, and during a fork
         self._used = False  # whether there were calls since the last fork
 
     @contextlib.contextmanager
     def opening(self, call: Call) -> Iterator[None]:
         """Register a call while its connection is opened; forks wait meanwhile."""
-        if self.forked_unsafely:
+        if self._forked_unsafely:
             raise ServerForkError(
                 "this process was forked while gRPC was running in its parent (a penstock Server there, or another "
                 "library that uses gRPC), and would hang: start workers with multiprocessing_context='forkserver' or "
                 "'spawn'"
             )
         with self._lock:
-            self._calls.add(call)
+            self.calls.add(call)
             self._used = True
             yield
 
     def _close_all(self, patience: float) -> list[Call]:
         """Close all calls; return those that could not be closed within ``patience`` seconds."""
         until = time.monotonic() + patience
-        return [call for call in list(self._calls) if not call.close(max(0.0, until - time.monotonic()))]
+        return [call for call in list(self.calls) if not call.close(max(0.0, until - time.monotonic()))]
 
     def _before(self) -> None:
         until = time.monotonic() + _FORK_TIMEOUT_S
@@ -204,13 +196,14 @@ class _Process:
             self._lock.release()
 
     def _after_in_child(self) -> None:
-        self.forked_unsafely = self.forked_unsafely or self._running
+        self._forked_unsafely = self._forked_unsafely or self._running
         self.servers = 0
-        _leaked.extend(self._left)  # releasing objects of the parent's gRPC could hang, too
+        _leaked.extend(self._left)
         self._begin()
 
 
 _leaked: list[Call] = []
+"""Calls of the parent process: releasing objects of its gRPC could hang, too."""
 
 
 def _is_grpc_running(tasks: Path = Path("/proc/self/task")) -> bool | None:
@@ -223,7 +216,7 @@ def _is_grpc_running(tasks: Path = Path("/proc/self/task")) -> bool | None:
         try:
             if (task / "comm").read_text().startswith(_THREADS):
                 return True
-            if _RUNS and (task / "schedstat").read_text().startswith("0 "):
+            if _SHOWS_RUN_TIME and (task / "schedstat").read_text().startswith("0 "):
                 found = None
         except OSError:
             found = None

@@ -1,14 +1,13 @@
 """The layout of rows on the wire, as a small JSON text, so that a client can parse records without any file.
 
 Rows are sent in their stored form: a column ``line`` for text and JSONL, and the columns for all others.
-`describe` writes what a parser needs, and `Layout` is its counterpart in the client. Invariant: for every manifest,
+`describe` writes what a parser needs, and `restore` is its counterpart in the client. Invariant: for every manifest,
 ``restore(describe(manifest))`` parses the batches of `Manifest.gather` into the records of `Manifest.records`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,12 +16,15 @@ import pyarrow as pa
 from penstock.errors import ManifestError, ServerError
 from penstock.manifest import Manifest
 from penstock.manifest.fingerprint import combine, view_fingerprint
-from penstock.manifest.formats.base import LinePart, Parser, Part
+from penstock.manifest.formats.base import LinePart, Parser
 from penstock.manifest.formats.jsonl import JsonParser
 from penstock.manifest.formats.text import TextParser
 from penstock.manifest.options import Column
 
-__all__ = ["Layout", "describe", "restore"]
+__all__ = ["KEY", "Layout", "describe", "restore"]
+
+KEY = b"penstock"
+"""The key of the layout in the metadata of a dataset's schema."""
 
 _VERSION = 1
 
@@ -62,13 +64,19 @@ def describe(manifest: Manifest) -> str:
     Raises:
         ManifestError: the manifest mixes sources of lines and sources of columns.
     """
-    parts = manifest.parts
+    parts, view = manifest.parts, manifest.view
     if len({isinstance(part, LinePart) for part in parts}) > 1:
         raise ManifestError(
             f"{parts[0].path} and the others are partly lines (text, JSONL) and partly columns (CSV, Arrow, Parquet), "
             "which cannot be served as one dataset: serve them as two, or convert some"
         )
-    view = manifest.view
+    # Neighbours with the same parser are one range: a manifest of a thousand equal files has one parser.
+    parsers: list[tuple[int, dict[str, Any]]] = []
+    for part in parts:
+        if isinstance(part, LinePart):
+            parser = _describe_parser(part.parser)
+            before = parsers.pop()[0] if parsers and parsers[-1][1] == parser else 0
+            parsers.append((before + part.rows, parser))
     return json.dumps(
         {
             "version": _VERSION,
@@ -77,7 +85,7 @@ def describe(manifest: Manifest) -> str:
             "nbytes": manifest.nbytes,
             "rows": sum(part.rows for part in parts),
             "view": [view.start, view.stop, view.step],
-            "parsers": _describe_parts(parts),
+            "parsers": parsers,
         }
     )
 
@@ -94,27 +102,11 @@ def restore(text: str | bytes) -> Layout:
             raise ServerError(
                 f"the server uses version {found['version']} of the row layout, and this client version {_VERSION}"
             )
-        return Layout(
-            found["root"],
-            found["nbytes"],
-            found["rows"],
-            range(*found["view"]),
-            tuple((rows, _parser(one)) for rows, one in found["parsers"]),
-            found["whole"],
-        )
+        parsers = tuple((rows, _parser(one)) for rows, one in found["parsers"])
+        view = range(*found["view"])
+        return Layout(found["root"], found["nbytes"], found["rows"], view, parsers, found["whole"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ServerError(f"the server's row layout is invalid ({error!r})") from None
-
-
-def _describe_parts(parts: Sequence[Part]) -> list[tuple[int, dict[str, Any]]]:
-    """Return ranges of rows with the same parser: a manifest of a thousand equal files has one."""
-    runs: list[tuple[int, dict[str, Any]]] = []
-    for part in parts:
-        if isinstance(part, LinePart):
-            parser = _describe_parser(part.parser)
-            rows = runs.pop()[0] if runs and runs[-1][1] == parser else 0
-            runs.append((rows + part.rows, parser))
-    return runs
 
 
 def _describe_parser(parser: Parser) -> dict[str, Any]:
@@ -128,14 +120,10 @@ def _describe_parser(parser: Parser) -> dict[str, Any]:
 
 
 def _parser(found: dict[str, Any]) -> Parser:
-    columns = _columns(found["columns"])
+    columns = tuple(Column(**one) for one in found["columns"])
     match found["format"]:
         case "text":
-            return TextParser(_columns(found["stored"]), columns)
+            return TextParser(tuple(Column(**one) for one in found["stored"]), columns)
         case "jsonl":
             return JsonParser(columns)
     raise ServerError(f"the server sends rows of the format {found['format']!r}, which this client does not know")
-
-
-def _columns(found: list[dict[str, Any]]) -> tuple[Column, ...]:
-    return tuple(Column(**one) for one in found)

@@ -24,7 +24,6 @@ from penstock.order.permutation import MAX_N, Indices
 
 __all__ = [
     "Block",
-    "Key",
     "as_numbers",
     "decode_block",
     "decode_error",
@@ -41,9 +40,6 @@ __all__ = [
 _VERSION = 1
 _MAX_REQUEST = 4096  # bytes
 _MAX_TEXT = 1000  # characters of an error message, which is sent in a header
-
-Key = tuple[str | None, str | None]
-"""Name and fingerprint of a dataset; None means the only dataset, and its newest version."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +64,8 @@ def as_numbers(indices: Any) -> Indices:
 
 
 def encode_rows(numbers: Indices) -> pa.Buffer:
-    """Return a request for rows by number: 8 bytes each, little-endian."""
-    return pa.py_buffer(np.ascontiguousarray(numbers, "<i8"))
+    """Return a request for rows by number, a copy of them: 8 bytes each, little-endian."""
+    return pa.py_buffer(numbers.astype("<i8", copy=False).tobytes())
 
 
 def decode_rows(request: pa.Buffer | None, rows: int) -> Indices:
@@ -86,11 +82,11 @@ def decode_rows(request: pa.Buffer | None, rows: int) -> Indices:
 
 @lru_cache(maxsize=256)
 def encode_key(name: str | None, fingerprint: str | None) -> bytes:
-    """Return the text that names a dataset, or one of its versions."""
+    """Return the text that names a dataset (None: the only one) and its version (None: the newest)."""
     return _dump({"name": name, "fingerprint": fingerprint})
 
 
-def decode_key(data: bytes) -> Key:
+def decode_key(data: bytes) -> tuple[str | None, str | None]:
     """Return the arguments of `encode_key`; TicketError for an invalid text."""
     found = _load(data, ["name", "fingerprint"], "command")
     name, fingerprint = found["name"], found["fingerprint"]
@@ -126,9 +122,9 @@ def decode_block(data: bytes) -> Block:
 def encode_error(error: PenstockError) -> bytes:
     """Return an error as its class name and message."""
     text = str(error)
-    return _dump(
-        {"kind": type(error).__name__, "message": text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."}
-    )
+    if len(text) > _MAX_TEXT:
+        text = text[:_MAX_TEXT] + "..."
+    return _dump({"kind": type(error).__name__, "message": text})
 
 
 def decode_error(data: bytes) -> PenstockError | None:
@@ -137,12 +133,12 @@ def decode_error(data: bytes) -> PenstockError | None:
         found = _load(data, ["kind", "message"], "error")
     except TicketError:
         return None
-    if not isinstance(found["kind"], str) or not isinstance(found["message"], str):
+    kind, message = found["kind"], found["message"]
+    if not isinstance(kind, str) or not isinstance(message, str):
         return None
-    kind = getattr(errors, found["kind"], None) if found["kind"] in errors.__all__ else None
-    if kind is None:
-        return ServerError(f"{found['kind']}: {found['message']}")
-    result: PenstockError = kind(found["message"])
+    if kind not in errors.__all__:
+        return ServerError(f"{kind}: {message}")
+    result: PenstockError = getattr(errors, kind)(message)
     return result
 
 

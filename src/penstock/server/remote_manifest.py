@@ -3,7 +3,7 @@
     manifest = Client("grpc://a:8815").manifest("train")
     manifest[5]                     one round trip
     manifest.records([5, 3, 5])     one round trip
-    manifest.parse(batch, rows)     no round trip: records of rows from `Client.slice`
+    manifest.parse(batch, rows)     no round trip: records of rows from `Client.rows`
 
 No data is on this machine: the first answer described the dataset, and rows are requested when they are read.
 """
@@ -146,10 +146,6 @@ class _Remote:
 
     def check(self) -> None:
         """Do nothing: the server checks its files at each read."""
-
-    def fingerprints_at(self, rows: int) -> list[str]:
-        """Raise ManifestError: only the manifest knows earlier fingerprints."""
-        raise ManifestError(f"{self.path} does not know fingerprints of its parts; ask the manifest")
 
 
 class _Lines(_Remote, ParsedPart):

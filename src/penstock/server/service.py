@@ -27,10 +27,11 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -41,17 +42,60 @@ from penstock.manifest import Manifest
 from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
-from penstock.server.cache_service import CACHE, Copies
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.options import Limits, Observer
+from penstock.server.copies import CACHE, Copies
 from penstock.server.protocol import decode_block, decode_key, decode_prefix, decode_rows, encode_error
 from penstock.server.streams import Streams, cut_connections
 from penstock.storage import Cache
 
-__all__ = ["Server"]
+__all__ = ["Limits", "Observer", "Server"]
 
 _log = logging.getLogger(__name__)
+
+_SINGLES = 8  # up to this many rows are read with the GIL held
+_FEW = 1024  # up to this many rows, waking a thread would take longer
+_GATHERERS = 8  # threads; more than cores, since some wait for the disk
+_WAIT = 0.1  # seconds to wait for a free thread
+_STOP = 0.2  # seconds for the last streams to end
+_CUT = 5.0  # seconds for calls whose connection was closed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a server.
+
+    ``streams``: concurrent calls, each with a thread; ``page_rows``: rows of one message with row numbers;
+    ``message_bytes``: bytes of one record batch, unless it is a single row.
+    """
+
+    streams: int = 1024
+    page_rows: int = 1 << 18
+    message_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if min(self.streams, self.page_rows, self.message_bytes) < 1:
+            raise ConfigError(f"limits must be positive: {self}")
+
+
+class Observer:
+    """Receives events of a server, and does nothing. Subclasses are called in the server's threads: they must be quick.
+
+    ``peer`` is gRPC's text, such as ``ipv4:127.0.0.1:5000``; ``kind`` is the name of a class in `penstock.errors`, or
+    ``InternalError``.
+    """
+
+    def stream_started(self, name: str, peer: str) -> None:
+        """A client began to read a dataset."""
+
+    def rows(self, name: str, count: int, nbytes: int) -> None:
+        """``count`` rows were sent, in ``nbytes`` bytes."""
+
+    def stream_ended(self, name: str, peer: str, error: str | None) -> None:
+        """A stream ended; ``error`` is the reason if it ended early."""
+
+    def error(self, name: str | None, kind: str) -> None:
+        """A call failed; ``name`` is the dataset, if it is known."""
 
 
 class Server:
@@ -89,29 +133,27 @@ class Server:
     ) -> None:
         host = host.removeprefix("[").removesuffix("]")  # as in addresses, for IPv6
         check_exposure(host, token, tls, insecure)
-        self._observer = Observer() if observer is None else observer
+        observer = Observer() if observer is None else observer
         if not manifests and cache is None:
             raise ConfigError("nothing to serve: pass at least one manifest, or a cache")
         self._catalog = Catalog(manifests)
         copies = None if cache is None else Copies(cache)
-        self._streams = Streams(limits.streams if limits else Limits().streams)
         options: dict[str, Any] = {} if tls is None else tls.options()
         if token is not None:
-            refused = lambda: self._observer.error(None, "ServerAuthError")  # noqa: E731
+            refused = partial(observer.error, None, "ServerAuthError")
             options["middleware"] = {"token": BearerToken(check_token(token), refused)}
         scheme = "grpc" if tls is None else "grpc+tls"
         shown = f"[{host}]" if ":" in host else host
         try:
             location = f"{scheme}://{shown}:{port}"
-            flight_server = _Flight(
-                self._catalog, copies, limits or Limits(), self._observer, self._streams, location, options
-            )
+            flight_server = _Flight(self._catalog, copies, limits or Limits(), observer, location, options)
         except (pa.ArrowException, flight.FlightError, OSError) as error:
             reason = _refusal(host, port) or str(error).partition(". Detail")[0]
             raise ConfigError(f"cannot listen on {shown}:{port}: {reason}") from error
         self.address = f"{scheme}://{shown}:{flight_server.port}"
         """The address it listens on: ``grpc://host:port``, or ``grpc+tls://host:port``."""
         self._flight: _Flight | None = flight_server
+        self._streams = flight_server.streams
         process.servers += 1
         self._closing = threading.Lock()
         self._closed = threading.Event()
@@ -182,14 +224,6 @@ def _refusal(host: str, port: int) -> str | None:
     return None
 
 
-_SINGLES = 8  # up to this many rows are read with the GIL held
-_FEW = 1024  # up to this many rows, waking a thread would take longer
-_GATHERERS = 8  # threads; more than cores, since some wait for the disk
-_WAIT = 0.1  # seconds to wait for a free thread
-_STOP = 0.2  # seconds for the last streams to end
-_CUT = 5.0  # seconds for calls whose connection was closed
-
-
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     """Answers the calls."""
 
@@ -199,13 +233,12 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         copies: Copies | None,
         limits: Limits,
         observer: Observer,
-        streams: Streams,
         location: str,
         options: dict[str, Any],
     ) -> None:
         # Calls may arrive before the base class's constructor returns.
-        self._copies = copies
-        self._catalog, self._limits, self._observer, self._streams = catalog, limits, observer, streams
+        self._catalog, self._copies, self._limits, self._observer = catalog, copies, limits, observer
+        self.streams = Streams(limits.streams)
         # Threads that request the GIL repeatedly within a few rows' work wait longer than threads that take turns.
         self._turn = threading.Lock()
         self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
@@ -245,12 +278,12 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             return iter([json.dumps(_ACTIONS[action.type](self, action.body.to_pybytes())).encode()])
 
     def _health(self, body: bytes) -> dict[str, Any]:
-        status = "stopping" if self._streams.draining else "ok"
+        status = "stopping" if self.streams.draining else "ok"
         return {"status": status, "datasets": len(self._catalog.newest())}
 
     def _prefix(self, body: bytes) -> list[str]:
         name, fingerprint, rows = decode_prefix(body)
-        with self._streams.one(), self._streams.busy():
+        with self.streams.one(), self.streams:
             return self._catalog.find(name, fingerprint).manifest.prefix_fingerprints(rows)
 
     def _find(self, descriptor: flight.FlightDescriptor) -> Version:
@@ -269,37 +302,41 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             about.name = version.name
             with self._counted(version.name, context.peer()):
                 writer.begin(version.stored)
-                while not self._streams.draining:
+                while not self.streams.draining:
                     try:
                         request = reader.read_chunk().app_metadata
                     except (StopIteration, flight.FlightCancelledError, flight.FlightTimedOutError):
                         return
-                    with self._streams.busy():
+                    with self.streams:
                         numbers = decode_rows(request, version.rows)
                         if len(numbers) > self._limits.page_rows:
                             raise ServerLimitError(
                                 f"{len(numbers)} rows were requested at once, but this server allows "
                                 f"{self._limits.page_rows}"
                             )
-                        for batch in self._gather(version, numbers):
-                            writer.write_batch(batch)
+                        self._send(version, numbers, writer)
 
-    def _gather(self, version: Version, numbers: Indices) -> Iterator[pa.RecordBatch]:
-        """Yield rows in batches of at most ``message_bytes`` bytes; a single row may exceed it."""
+    def _send(self, version: Version, numbers: Indices, writer: Any) -> None:
+        """Send rows in batches of at most ``message_bytes`` bytes; a single row may exceed it."""
         count, limit = len(numbers), self._limits.message_bytes
+        most = limit if count > 1 else None
         try:
-            with self._turn if count <= _SINGLES else nullcontext():
-                gather = version.manifest.gather if count <= _FEW else partial(self._in_a_thread, version.manifest)
-                batch = gather(numbers, limit if count > 1 else None)
+            if count <= _SINGLES:
+                with self._turn:
+                    batch = version.manifest.gather(numbers, most)
+            elif count <= _FEW:
+                batch = version.manifest.gather(numbers, most)
+            else:
+                batch = self._in_a_thread(version.manifest, numbers, most)
             nbytes = batch.get_total_buffer_size()  # the same as nbytes for a batch of its own, and quicker
         except TooMuch:  # a request may repeat the longest row of a file many times
             nbytes = limit + 1
         if nbytes <= limit or count == 1:
             self._observer.rows(version.name, count, nbytes)
-            yield batch
-            return
-        for half in (numbers[: count // 2], numbers[count // 2 :]):
-            yield from self._gather(version, half)
+            writer.write_batch(batch)
+        else:
+            self._send(version, numbers[: count // 2], writer)
+            self._send(version, numbers[count // 2 :], writer)
 
     def _in_a_thread(self, manifest: Manifest, numbers: Indices, most: int | None) -> pa.RecordBatch:
         """Gather rows in a shared thread: one for each stream would hold several times the memory of its answer."""
@@ -324,7 +361,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     def _block(self, answer: pa.RecordBatch, peer: str) -> Iterator[Any]:
         """Yield the schema of an answer, then the answer. So the generator is closed in any case."""
-        with self._counted(CACHE, peer), self._streams.busy():
+        with self._counted(CACHE, peer), self.streams:
             yield answer.schema
             self._observer.rows(CACHE, 0, answer.nbytes)
             yield answer
@@ -333,7 +370,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _counted(self, name: str, peer: str) -> Iterator[None]:
-        with self._streams.one():
+        with self.streams.one():
             error: str | None = None
             self._observer.stream_started(name, peer)
             _log.debug("%s reads %s", peer, name)
@@ -349,15 +386,17 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                 _log.debug("%s has ended reading %s: %s", peer, name, error or "done")
 
     @contextmanager
-    def _refusing(self, name: str | None = None) -> Iterator[_About]:
+    def _refusing(self, name: str | None = None) -> Iterator[SimpleNamespace]:
         """Send errors to the client: Penstock's with kind and message, others without their text."""
-        about = _About(name)
+        about = SimpleNamespace(name=name)
         try:
             yield about
         except PenstockError as error:
             self._observer.error(about.name, type(error).__name__)
             _log.debug("refused: %s: %r", type(error).__name__, str(error))
-            raise _as_flight_error(error) from None
+            unavailable = isinstance(error, ServerUnavailableError)
+            kind = flight.FlightUnavailableError if unavailable else flight.FlightServerError
+            raise kind(str(error), encode_error(error)) from None
         except (GeneratorExit, flight.FlightError, flight.FlightCancelledError, flight.FlightTimedOutError):
             raise
         except Exception as error:
@@ -367,16 +406,6 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
 
 _ACTIONS = {"health": _Flight._health, "prefix": _Flight._prefix}
-
-
-@dataclass
-class _About:
-    name: str | None
-
-
-def _as_flight_error(error: PenstockError) -> flight.FlightError:
-    kind = flight.FlightUnavailableError if isinstance(error, ServerUnavailableError) else flight.FlightServerError
-    return kind(str(error), encode_error(error))
 
 
 def _info(version: Version) -> flight.FlightInfo:

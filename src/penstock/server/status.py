@@ -32,10 +32,9 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.html_page import html_page
-from penstock.server.cache_service import CACHE
 from penstock.server.catalog import Served
-from penstock.server.options import Observer
-from penstock.server.service import Server
+from penstock.server.copies import CACHE
+from penstock.server.service import Observer, Server
 
 __all__ = ["Metrics", "status_server"]
 

@@ -16,7 +16,7 @@ __all__ = ["Streams", "cut_connections"]
 
 
 class Streams:
-    """Counts streams. Thread-safe."""
+    """Counts streams. Thread-safe. ``with streams`` answers a request, which draining waits for."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -52,18 +52,15 @@ class Streams:
             self.draining = True
             return self._changed.wait_for(lambda: self._busy == 0, grace)
 
-    @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """Mark work on a request, not waiting for the next one; draining waits for it."""
+    def __enter__(self) -> None:
         with self._changed:
             self._busy += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy -= 1
-                if self.draining:
-                    self._changed.notify_all()
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._busy -= 1
+            if self.draining:
+                self._changed.notify_all()
 
 
 def cut_connections(port: int) -> None:

@@ -133,8 +133,7 @@ def command(
     # Any client can cause many lines in gRPC's own log. gRPC reads this variable when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "none")
     with AtOnce():
-        from penstock.server.options import Limits
-        from penstock.server.service import Server
+        from penstock.server import Limits, Server
 
     copies = _cache(cache_folder) if cache or cache_folder is not None else None
     sources = named_files(files or [], name or []) if files or name or copies is None else {}

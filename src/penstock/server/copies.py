@@ -1,12 +1,16 @@
-"""`CacheClient`: read copies of objects from the caches of other machines, for `penstock.storage.Storage`.
+"""Copies of objects in the caches of other machines: `CacheClient` reads them, and a server answers by `Copies`.
 
     storage = Storage(peer=CacheClient("grpc://node-0:8815", token_file="token"))
     ShardDataset("s3://bucket/train-{000..999}.tar", storage=storage)
 
-Promises: the bytes are of the requested version and complete. The other cache checks a copy against the hash of its
-download, and this one each block against the hash in the answer. A server that is gone, hangs, fails or sends wrong
-bytes costs ``timeout`` seconds and a warning; the store provides the rest, from the last complete block on. No URL or
-secret of a store is sent.
+A copy is read block by block, by a name that is a hash of URL and version. No request carries a URL, a path or a secret
+of a store, nothing is downloaded for a client, and the server's cache does not change, except for the time of a copy's
+last use. Only complete copies are served.
+
+Promises: the bytes are of the requested version and complete. The server checks a copy against the hash of its
+download before it sends the first byte, and the client each block against the hash in the answer. A server that is
+gone, hangs, fails or sends wrong bytes costs ``timeout`` seconds and a warning; the store provides the rest, from the
+last complete block on.
 """
 
 from __future__ import annotations
@@ -16,29 +20,84 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from os import PathLike
-from typing import Any
+from typing import Unpack
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import xxhash
 
-from penstock.errors import PenstockError, ServerError
-from penstock.server.access import Access
+from penstock.errors import PenstockError, ServerError, StorageError, TicketError
 from penstock.server.address import Address
-from penstock.server.cache_service import hash_of
 from penstock.server.connections import FAILURES, Call, Released
-from penstock.server.failures import explain
 from penstock.server.protocol import Block, encode_block
+from penstock.server.servers import Access, Servers
 from penstock.storage.backend import Cancel
-from penstock.storage.download import PIECE
+from penstock.storage.download import PIECE, hash_file
+from penstock.storage.store import Cache
 
-__all__ = ["CacheClient"]
+__all__ = ["CACHE", "CacheClient", "Copies", "hash_of"]
+
+CACHE = "(cache)"
+"""The name for counting copies, used like a dataset name."""
 
 _log = logging.getLogger(__name__)
-_Path = str | PathLike[str]
-
 _REST = 60.0  # seconds for which a failed server is skipped
+_HASH = b"penstock-xxh3"  # the key of the hash in the metadata of the answer's schema
+
+
+def hash_of(schema: pa.Schema) -> str | None:
+    """Return the hash of an answer's bytes; None if the copy does not exist.
+
+    Raises:
+        ValueError: it is not an answer of this protocol.
+    """
+    metadata = schema.metadata or {}
+    if schema.types != [pa.large_binary()] or metadata.keys() != {_HASH}:
+        raise ValueError("this is not an answer of a cache server")
+    return metadata[_HASH].decode() or None
+
+
+class Copies:
+    """The copies in a cache. Thread-safe."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._sound: set[tuple[str, int]] = set()  # keys and inodes of checked copies
+        self._checks: dict[tuple[str, int], threading.Lock] = {}
+
+    def read(self, block: Block) -> pa.RecordBatch:
+        """Return the bytes of a block, at most 4 MiB; no value if the copy does not exist.
+
+        Raises:
+            TicketError: the copy has no such block.
+            StorageError: its bytes are not those that were downloaded.
+
+        The first request for a copy reads all of it, to check its hash.
+        """
+        found = self._cache.find_key(block.copy)
+        if found is None:
+            return _answer([], "")
+        file, expected = found
+        first = block.number * PIECE
+        if first >= file.size:
+            raise TicketError(f"block {block.number} was requested of a copy of {file.size} bytes")
+        version = block.copy, os.fstat(file.fileno()).st_ino
+        if version not in self._sound:
+            with self._checks.setdefault(version, threading.Lock()):  # the requests that arrive meanwhile wait
+                if version not in self._sound and hash_file(file.fileno(), file.size).hexdigest() != expected:
+                    raise StorageError(
+                        f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock "
+                        "cache verify there"
+                    )
+                self._sound.add(version)
+        # Not mapped: a truncated file would kill the process by a signal.
+        data = os.pread(file.fileno(), min(PIECE, file.size - first), first)
+        return _answer([data], xxhash.xxh3_64_hexdigest(data))
+
+
+def _answer(values: list[bytes], digest: str) -> pa.RecordBatch:
+    schema = pa.schema([("data", pa.large_binary())], {_HASH: digest.encode()})
+    return pa.record_batch([pa.array(values, pa.large_binary())], schema=schema)
 
 
 class CacheClient:
@@ -47,7 +106,7 @@ class CacheClient:
     Args:
         addresses: one or several servers (``penstock serve --cache``), tried in this order.
         token, token_file, tls_roots, tls_cert, tls_key: as for `penstock.server.Client`.
-        timeout: seconds for 4 MiB; after that, the server counts as failed.
+        timeout: seconds for 4 MiB, 10 by default; after that, the server counts as failed.
 
     Raises:
         ConfigError: invalid arguments.
@@ -55,41 +114,21 @@ class CacheClient:
     A failed server is skipped for a minute. Memory: a block and a connection for each concurrent request.
     """
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str],
-        *,
-        token: str | None = None,
-        token_file: _Path | None = None,
-        timeout: float = 10.0,
-        tls_roots: _Path | None = None,
-        tls_cert: _Path | None = None,
-        tls_key: _Path | None = None,
-    ) -> None:
-        self._access = Access(
-            addresses,
-            token=token,
-            token_file=token_file,
-            timeout=timeout,
-            tls_roots=tls_roots,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-        )
-        self._begin()
+    def __init__(self, addresses: str | Sequence[str], **access: Unpack[Access]) -> None:
+        self._begin(Servers(addresses, **access))
 
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._nodes = [_Node(self._access, address) for address in self._access.addresses]
+    def _begin(self, servers: Servers) -> None:
+        self._servers, self._pid = servers, os.getpid()
+        self._nodes = [_Node(servers, address) for address in servers.addresses]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_access": self._access}
+    def __getstate__(self) -> Servers:
+        return self._servers
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+    def __setstate__(self, state: Servers) -> None:
+        self._begin(state)
 
     def __repr__(self) -> str:
-        return f"<CacheClient of {', '.join(map(str, self._access.addresses))}>"
+        return f"<CacheClient of {self._servers}>"
 
     def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
         """Fill a buffer with a copy's bytes from ``begin`` on; return the number of bytes read from the front.
@@ -98,7 +137,7 @@ class CacheClient:
         """
         # In a forked child, a thread of the parent may hold the lock.
         if self._pid != os.getpid():
-            self._begin()
+            self._begin(self._servers)
         had = 0
         for node in self._nodes:
             had += node.read(key, begin + had, target[had:], cancel)
@@ -114,8 +153,8 @@ class CacheClient:
 class _Node:
     """One server."""
 
-    def __init__(self, access: Access, address: Address) -> None:
-        self._access, self._address = access, address
+    def __init__(self, servers: Servers, address: Address) -> None:
+        self._servers, self._address = servers, address
         self._idle: list[Call] = []
         self._lock = threading.Lock()
         self._rests_until = 0.0
@@ -146,8 +185,7 @@ class _Node:
                 return  # a concurrent request has marked it
             self._rests_until = now + _REST
         self.close()
-        tls = self._access.context() if self._address.tls else None
-        reason = explain(error, self._address, tls) if isinstance(error, FAILURES) else error
+        reason = self._servers.explain(error, self._address) if isinstance(error, FAILURES) else error
         _log.warning("the cache at %s is left alone for %g s, the store is read: %s", self._address, _REST, reason)
 
     def _block(self, block: Block, cancel: Cancel) -> memoryview:
@@ -158,7 +196,7 @@ class _Node:
         while True:
             with self._lock:
                 idle = self._idle.pop() if self._idle else None
-            call = idle or self._access.open(self._address)
+            call = idle or self._servers.open(self._address)
             key = cancel.add(lambda call=call: call.close(0))  # type: ignore[misc]
             try:
                 data = _receive(call, block)
