@@ -19,9 +19,9 @@ import numpy as np
 import xxhash
 from torch.utils.data import Subset
 
-from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.lengths import column_lengths, document_lengths
 from penstock.datasets.rows import check_rows, load_rows, row_count, rows_behind, version_of
+from penstock.datasets.source_dataset import SourceWrapper
 from penstock.errors import ConfigError, DataFileError, DataFileIOError
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.packed import PackedDataset
 from penstock.datasets.rows import rows_behind
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, SourceWrapper
 from penstock.datasets.subset import Subset
 from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows

@@ -13,9 +13,8 @@ from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
-from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.loading import Item, LoadImage
-from penstock.datasets.source_dataset import Empty, SourceDataset, load_into
+from penstock.datasets.source_dataset import Empty, SourceDataset, SourceWrapper, load_into
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import MAX_PIXELS

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Subset
 
-from penstock.datasets.delegation import SourceWrapper
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, SourceWrapper
 from penstock.errors import ConfigError, PartitionError
 from penstock.order.permutation import Indices
 from penstock.random import sample_scope

@@ -3,7 +3,8 @@
     source.records(rows)   <-   plan: rows of (seed, epoch, rank, position)   ->   load(record)
 
 A subclass opens its source, and defines the items of a dataset without ``load``. Epochs, items, generators and states
-are implemented here, so they are the same for a file and for a metadata server.
+are implemented here, so they are the same for a file and for a metadata server. `SourceWrapper` is the base class of
+datasets that convert the items of another one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.hashing import sample_key
-from penstock.order.permutation import Indices, normalise
+from penstock.manifest.classes import HasClasses, unknown_classes
+from penstock.order.permutation import Indices
 from penstock.plan.cursor import State, pack, unpack
 from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
@@ -33,6 +35,7 @@ __all__ = [
     "EpochVaryingDataset",
     "RowCache",
     "SourceDataset",
+    "SourceWrapper",
     "load_into",
     "opened",
     "with_blocks",
@@ -89,9 +92,6 @@ class EpochVaryingDataset(abc.ABC):
     """A map-style dataset whose rows hold different samples in each pass, such as packs of documents."""
 
     @abc.abstractmethod
-    def __len__(self) -> int: ...
-
-    @abc.abstractmethod
     def load_pass(self, turn: int, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of rows in pass number ``turn``, each made in the scope of its key."""
 
@@ -103,9 +103,8 @@ class EpochVaryingDataset(abc.ABC):
 class RowCache:
     """Caches the rows of the next indices, for datasets whose order is slower to compute than rows are to read.
 
-    Computing the order of 64 samples costs about as much as that of a thousand (about a hundred NumPy calls in either
-    case), and more than copying 64 short rows. Loaders request consecutive indices, so a block of rows is computed at
-    once and cached. Rows of other indices are computed on request. Thread-safe.
+    Computing the order of 64 samples costs about as much as that of a thousand, and more than copying 64 short rows.
+    Loaders request consecutive indices, so the rows of a block of them are computed at once. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -117,14 +116,13 @@ class RowCache:
         Raises:
             IndexError: an index is outside this rank's samples.
         """
-        local = normalise(indices, len(view))
+        local = view.local(indices)
         begin = int(local[0]) if len(local) else 0
         if len(local) < 2 or int(local[-1]) - begin != len(local) - 1 or (local[1:] - local[:-1] != 1).any():
             return view.rows(local)
         kept = self._kept
         if kept is None or kept[0] is not view or not kept[1] <= begin <= kept[1] + len(kept[2]) - len(local):
-            end = min(begin + max(_BLOCK, len(local)), len(view))
-            rows = view.rows(np.arange(begin, end))
+            rows = view.rows(np.arange(begin, min(begin + max(_BLOCK, len(local)), len(view))))
             self._kept = kept = view, begin, rows
         return kept[2][begin - kept[1] : begin - kept[1] + len(local)]
 
@@ -289,8 +287,7 @@ class SourceDataset(BatchedDataset):
     @property
     def has_rows(self) -> bool:
         """Whether `load_rows` can return items by row of the source; False if a subclass makes its items itself."""
-        own = type(self).load_samples
-        return not self.own_items and own is SourceDataset.load_samples
+        return not self.own_items and type(self).load_samples is SourceDataset.load_samples
 
     def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of rows, independent of the order.
@@ -369,3 +366,48 @@ class SourceDataset(BatchedDataset):
         """
         entries = unpack(state, of=type(self).__name__)
         self.plan.request(self.plan.read(entries, allow_growth=allow_growth), loaded=True)
+
+
+_FORWARDED = frozenset(
+    {"epoch", "load_state_dict", "mini_epoch", "next_mini_epoch", "running", "samples", "seed", "set_epoch", "plan"}
+    | {"rank", "world_size", "place", "set_mini_epoch", "splits_by_rank", "state_dict", "batch_size", "drop_last"}
+    | {"fingerprint", "fork_safe"}
+)
+"""Attributes of a dataset with its own order. A wrapper has them only if the wrapped dataset has them."""
+
+
+class SourceWrapper:
+    """A dataset that converts the items of another dataset. Order, position and state are those of that dataset."""
+
+    source: Any
+    """The wrapped dataset."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.source!r}"
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        # A copy has its own position, see `SourceDataset`.
+        made.__dict__.update(self.__dict__, source=copy.copy(self.source))
+        return made
+
+    def with_source(self, source: Any) -> Self:
+        """Return a copy that wraps another dataset."""
+        made = copy.copy(self)
+        made.source = source
+        return made
+
+    def in_order(self) -> Self:
+        """Return the same dataset over its source in order, see `SourceDataset.in_order`."""
+        return self.with_source(self.source.in_order())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FORWARDED:
+            return getattr(self.source, name)
+        if name in ("classes", "class_to_idx") and isinstance(self, HasClasses):
+            # Python calls __getattr__ when the property itself raised an AttributeError.
+            raise unknown_classes(self)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -24,10 +24,9 @@ import xxhash
 from torch.utils.data import IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
-from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.keep import Filterable, kept_rows
 from penstock.datasets.rows import load_rows
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, SourceWrapper
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices, normalise
 from penstock.plan.filter import KeptRows

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.datasets.delegation import SourceWrapper
 from penstock.datasets.rows import has_rows, load_rows
-from penstock.datasets.source_dataset import SourceDataset
+from penstock.datasets.source_dataset import SourceDataset, SourceWrapper
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.plan.share import MiniEpoch
