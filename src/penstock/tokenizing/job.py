@@ -32,8 +32,7 @@ from penstock.plan.filter import CHUNK, KeptRows
 from penstock.progress import progress_bar
 from penstock.samplers.identity import holds_a_share
 from penstock.storage import file_lock
-from penstock.tokenizing.task import Work
-from penstock.tokenizing.workers import check_executor, start
+from penstock.tokenizing.workers import Run, Work, start
 from penstock.tokens.folder import INDEX, NAME, Shard, TokenFolder
 from penstock.tokens.megatron import CODES
 from penstock.tokens.texts import COLUMN, check_column
@@ -44,10 +43,12 @@ from penstock.wording import kind_text
 __all__ = ["FORMATS", "TokenizeReport", "tokenize"]
 
 FORMATS = tuple(INDEX)
+_EXECUTORS = ("process", "ray")
 
 _SPAN = 1 << 19  # characters per task: a fraction of a second of work
 _FIRST = 16  # rows per task at first, while text lengths are unknown
 _SAMPLED = 16  # number of texts to hash for a source without a fingerprint
+_UNFINISHED = re.compile(r"\.(tokens-\d{5,}\.(bin|idx|idx\.npy)|tokens\.json)\.[0-9a-f]{8}\.tmp")
 _OF_MEGATRON = 65_500
 """Megatron uses uint16 for vocabularies below this size."""
 
@@ -122,7 +123,12 @@ def tokenize(
         raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, FORMATS))}")
     if shard_tokens < 1:
         raise ConfigError("shard_tokens must be positive")
-    check_executor(executor, workers, address)
+    if executor not in _EXECUTORS:
+        raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, _EXECUTORS))}")
+    if workers is not None and workers < 1:
+        raise ConfigError("workers must be positive")
+    if address is not None and executor != "ray":
+        raise ConfigError("address= is the address of a Ray cluster: use it with executor='ray', or leave it out")
     encoder = TextTokenizer(tokenizer, append_eos=append_eos, add_special_tokens=add_special_tokens)
     rows, column = _rows(source), column or COLUMN
     check_column(getattr(_stored(rows), "columns", None), column)
@@ -140,50 +146,38 @@ def tokenize(
         kept = folder.documents
         if not folder.complete:
             with start(work, executor, workers, address) as (run, count):
-                _write(folder, where, run, _Spans(rows, kept, count), shard_tokens, progress)
+                _write(folder, where, rows, run, count, shard_tokens, progress)
     names = [shard.name for shard in folder.shards]
     return TokenizeReport(names, folder.documents, folder.tokens, kind, kept)
 
 
-def _write(folder: TokenFolder, where: Path, run: Any, spans: _Spans, most: int, progress: bool | None) -> None:
+def _write(
+    folder: TokenFolder, where: Path, source: Any, run: Run, workers: int, shard_tokens: int, progress: bool | None
+) -> None:
+    """Tokenize the rows that are left in spans that take about the same time. The files do not depend on the spans."""
+    stored, total, size = _stored(source), folder.rows, _FIRST
+    blocks = stored.blocks() if hasattr(stored, "blocks") else None
+    # A worker decodes a whole Parquet row group, even for a few of its rows.
+    least = 1 if blocks is None else max(1, min(blocks[0] // 8, total // (4 * workers)))
+
+    def spans() -> Iterator[tuple[int, int]]:
+        stop = folder.documents
+        while stop < total:
+            begin, stop = stop, min(total, stop + max(size, least))
+            yield begin, stop
+
     with (
-        progress_bar("tokenizing", folder.rows, progress, in_bytes=False) as advance,
-        ShardWriter(where, folder, most) as writer,
+        progress_bar("tokenizing", total, progress, in_bytes=False) as advance,
+        ShardWriter(where, folder, shard_tokens) as writer,
     ):
         advance(folder.documents)
-        for encoded in run(iter(spans)):
+        for encoded in run(spans()):
             writer.write(encoded.tokens, encoded.lengths)
-            spans.learn(len(encoded.lengths), encoded.characters)
-            advance(len(encoded.lengths))
+            documents = len(encoded.lengths)
+            # The next texts may have other lengths, so the size grows gradually.
+            size = min(max(int(_SPAN * documents / max(1, encoded.characters)), 1), 4 * size)
+            advance(documents)
         writer.finish()
-
-
-class _Spans:
-    """Yields spans of rows that take about the same time. The files do not depend on the spans.
-
-    Args:
-        source: the rows.
-        first: first row to tokenize.
-        workers: number of workers.
-    """
-
-    def __init__(self, source: Any, first: int, workers: int) -> None:
-        self._total, self._at, self._size = row_count(source), first, _FIRST
-        stored = _stored(source)
-        blocks = stored.blocks() if hasattr(stored, "blocks") else None
-        # A worker decodes a whole Parquet row group, even for a few of its rows.
-        self._least = 1 if blocks is None else max(1, min(blocks[0] // 8, self._total // (4 * workers)))
-
-    def learn(self, rows: int, characters: int) -> None:
-        """Adapt the span size to the lengths of the last texts."""
-        wanted = int(_SPAN * rows / max(1, characters))
-        # The next texts may have other lengths, so the size grows gradually.
-        self._size = min(max(wanted, 1), 4 * self._size)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        while self._at < self._total:
-            begin, self._at = self._at, min(self._total, self._at + max(self._size, self._least))
-            yield begin, self._at
 
 
 def _rows(source: Any) -> Any:
@@ -285,8 +279,12 @@ def _locked(where: Path, wanted: TokenFolder) -> Iterator[TokenFolder]:
 
 
 def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
-    """Return the contents of the folder, with the finished shards if it is of the same job."""
-    _remove_unfinished(where)
+    """Return the contents of the folder, with the finished shards if it is of the same job. Remove the temporary files
+    of a killed job.
+    """
+    for path in where.iterdir():
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
     if not (where / NAME).exists():
         if any(where.glob("tokens-*")):
             raise ConfigError(f"{where} holds other files named tokens-*: name another folder, or remove them")
@@ -304,11 +302,11 @@ def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
             f"{where} holds tokens of another job ({', '.join(differ)} differ): name another folder, or "
             "remove its files first"
         )
-    there = [_is_there(where, found, shard) for shard in found.shards]
-    if not all(there):
-        # Continue at the first missing or truncated shard: later ones are written again, with the same bytes.
-        found.shards = found.shards[: there.index(False)]
-        found.complete = False
+    for number, shard in enumerate(found.shards):
+        if not _is_there(where, found, shard):
+            # Continue at the first missing or truncated shard: later ones are written again, with the same bytes.
+            found.shards, found.complete = found.shards[:number], False
+            break
     return found
 
 
@@ -319,12 +317,3 @@ def _is_there(where: Path, folder: TokenFolder, shard: Shard) -> bool:
     if not tokens.is_file() or tokens.stat().st_size != size or not index.is_file():
         return False
     return xxhash.xxh3_128_hexdigest(index.read_bytes()) == shard.checksum[1]
-
-
-def _remove_unfinished(where: Path) -> None:
-    """Remove the temporary files of a killed job."""
-    unfinished = re.compile(r"\.(tokens-\d{5,}\.(bin|idx|idx\.npy)|tokens\.json)\.[0-9a-f]{8}\.tmp")
-    for name in os.listdir(where):
-        if unfinished.fullmatch(name):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(where / name)

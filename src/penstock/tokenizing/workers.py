@@ -6,39 +6,87 @@ import os
 import pickle
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.errors import ConfigError, WorkerError
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cores import cores
+from penstock.datasets.file_rows import file_rows, row_name
+from penstock.datasets.rows import load_rows
+from penstock.errors import DataFileError, WorkerError
+from penstock.plan.source import Source
 from penstock.processes import process_pool
-from penstock.tokenizing.task import Encoded, Work
-from penstock.tokens.tokenizer import NO_THREADS
+from penstock.tokens.texts import texts_of
+from penstock.tokens.tokenizer import NO_THREADS, TextTokenizer
 
-__all__ = ["Run", "check_executor", "start"]
-
-_EXECUTORS = ("process", "ray")
+__all__ = ["Run", "Work", "start"]
 
 _AHEAD = 3  # tasks in flight for each worker, so that a long task does not idle the others
 
 Span = tuple[int, int]
+
+
+class Encoded(NamedTuple):
+    """Documents: their concatenated tokens, the number of tokens in each, and the total number of characters."""
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    characters: int
+
+
+class Work:
+    """Tokenizes rows of a source; picklable if the source is.
+
+    Args:
+        source: a `Source`, or a map-style dataset.
+        column: name of the text column.
+        tokenizer: encodes the texts.
+        dtype: NumPy name of the tokens' type.
+    """
+
+    def __init__(self, source: Any, column: str, tokenizer: TextTokenizer, dtype: str) -> None:
+        self._source, self._column, self._tokenizer = source, column, tokenizer
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        """Return the texts of these rows."""
+        if isinstance(self._source, Source):
+            samples = self._source.records(np.asarray(rows))
+        else:
+            samples = load_rows(self._source, rows, None)
+        return texts_of(samples, self._column, lambda place: self._name(rows[place]))
+
+    def _name(self, row: int) -> str:
+        """Return file and row of a row before filters, for messages."""
+        return row_name(self._source, int(file_rows(self._source, np.array([row]))[0]))
+
+    def encode(self, start: int, stop: int) -> Encoded:
+        """Return the tokens of rows ``start`` to ``stop - 1``.
+
+        Raises:
+            DataFileError: a row without text, or a token that the type cannot hold. The message names file and row.
+        """
+        texts = self.texts(range(start, stop))
+        # There is a worker for each core already, so the tokenizer starts no threads.
+        documents = self._tokenizer.encode(texts, threads=False, name=lambda place: self._name(start + place))
+        lengths = np.array([len(document) for document in documents], np.int64)
+        tokens = np.concatenate([np.empty(0, np.int64), *documents])
+        limits = np.iinfo(self._dtype)
+        if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+            k = int(((tokens < limits.min) | (tokens > limits.max)).argmax())
+            name = self._name(start + int(np.cumsum(lengths).searchsorted(k, "right")))
+            raise DataFileError(
+                f"{name} has the token {tokens[k]}, which {self._dtype} cannot hold: use a larger dtype="
+            )
+        return Encoded(tokens.astype(self._dtype), lengths, sum(map(len, texts)))
+
+
 Run = Callable[[Iterator[Span]], Iterator[Encoded]]
 """Maps spans of rows to their documents, in order. Spans are consumed lazily."""
-
-
-def check_executor(executor: str, workers: int | None, address: str | None) -> None:
-    """Check the arguments of `start`.
-
-    Raises:
-        ConfigError: an unknown executor, no workers, or an address without Ray.
-    """
-    if executor not in _EXECUTORS:
-        raise ConfigError(f"unknown executor={executor!r}: use one of {', '.join(map(repr, _EXECUTORS))}")
-    if workers is not None and workers < 1:
-        raise ConfigError("workers must be positive")
-    if address is not None and executor != "ray":
-        raise ConfigError("address= is the address of a Ray cluster: use it with executor='ray', or leave it out")
 
 
 @contextmanager
@@ -53,37 +101,21 @@ def start(work: Work, executor: str, workers: int | None, address: str | None) -
     if executor == "ray":
         yield _on_ray(work, workers, address)
         return
-    if workers is None:
-        from penstock.cores import cores
-
-        workers = cores()
-    if workers == 1:
+    count = cores() if workers is None else workers
+    if count == 1:
         yield (lambda spans: (work.encode(*span) for span in spans)), 1
         return
-    with process_pool(workers, _begin, work) as pool:
-        yield (lambda spans: _processes(pool, spans, workers)), workers
+    with process_pool(count, _begin, work) as pool:
 
+        def run(spans: Iterator[Span]) -> Iterator[Encoded]:
+            try:
+                yield from _in_order(spans, lambda span: pool.submit(_encode, span), lambda task: task.result(), count)
+            except BrokenProcessPool as error:
+                raise WorkerError(
+                    "a worker was killed (out of memory?): run the same job again, and it continues"
+                ) from error
 
-_work: Work | None = None
-
-
-def _begin(work: Work) -> None:
-    """Store the work in a worker process, and turn off the tokenizer's threads there."""
-    global _work
-    _work = work
-    os.environ[NO_THREADS] = "false"
-
-
-def _encode(span: Span) -> Encoded:
-    assert _work is not None
-    return _work.encode(*span)
-
-
-def _processes(pool: Any, spans: Iterator[Span], workers: int) -> Iterator[Encoded]:
-    try:
-        yield from _in_order(spans, lambda span: pool.submit(_encode, span), lambda task: task.result(), workers)
-    except BrokenProcessPool as error:
-        raise WorkerError("a worker was killed (out of memory?): run the same job again, and it continues") from error
+        yield run, count
 
 
 def _in_order(
@@ -99,15 +131,25 @@ def _in_order(
         yield result(waiting.popleft())
 
 
-# On a cluster a task may run in any process. Each process caches the last work that it received.
-_told: dict[str, Work] = {}
+# The work of this worker process, by a key. On a cluster a task may run in any process, which caches the last work.
+_works: dict[str, Work] = {}
+
+
+def _begin(work: Work) -> None:
+    """Store the work in a worker process, and turn off the tokenizer's threads there."""
+    _works[""] = work
+    os.environ[NO_THREADS] = "false"
+
+
+def _encode(span: Span) -> Encoded:
+    return _works[""].encode(*span)
 
 
 def _encode_there(key: str, pickled: bytes, span: Span) -> Encoded:
-    if key not in _told:
-        _told.clear()
-        _told[key] = pickle.loads(pickled)
-    return _told[key].encode(*span)
+    if key not in _works:
+        _works.clear()
+        _works[key] = pickle.loads(pickled)
+    return _works[key].encode(*span)
 
 
 def _on_ray(work: Work, workers: int | None, address: str | None) -> tuple[Run, int]:
