@@ -86,16 +86,36 @@ def test_a_type_fits_all_values_not_only_the_first(tmp_path: Path, monkeypatch: 
         ("a,\n1,2\n", "names its columns"),
         ("x.jpg,3,4\n", r"names its columns.* 'x.jpg,3,4'.*header=False"),
         ("", r"names its columns.* ''"),
-        (b"a,b\nx\xff,2\n", "UTF8"),
-        (b"a,b\nx\0,2\n", "is a binary file"),
+        (b"a,b\ny,1\nx\xff,2\n", r"line 3: not UTF-8: 'x\\udcff,2'"),
+        (b"a,b\nx\0,2\n", "is a binary file.*; a table is text"),
+        (b"\x1f\x8b\x08\x00", r"is compressed \(gzip\); decompress it first: a table is plain text"),
+        (b"PAR1" * 8, r"is not text but parquet; rename it to end in \.parquet"),
+        (f'a,b\n"{"x" * 200_000}",1\n1,2,3\n', "line 3: expected 2 fields, found 3: '1,2,3'"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = write(tmp_path / "bad.csv", text)
-    with pytest.raises(DataFileError, match=rf"bad\.csv.*{message}"):
+    with pytest.raises(DataFileError, match=rf"bad\.csv.*{message}") as caught:
         ps.TableDataset(path)
+    assert "manifest" not in str(caught.value) or "as a manifest" in str(caught.value)
     with pytest.raises(DataFileIOError, match="no such file"):
         ps.TableDataset(tmp_path / "none.csv")
+
+
+def test_a_record_that_is_too_long(tmp_path: Path) -> None:
+    lines = "\n".join("x" * (12 << 20) for _ in range(3))
+    path = write(tmp_path / "bad.csv", f'a,b\n1,2\n"{lines}",2\n')
+    with pytest.raises(DataFileError, match=r"bad\.csv, line 3: field larger than field limit \(16777216\)"):
+        ps.TableDataset(path)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "penstock").mkdir()
+    write(tmp_path / "penstock" / "manifests", "")
+    with pytest.raises(DataFileIOError, match=r"a\.csv.*set XDG_CACHE_HOME") as caught:
+        ps.TableDataset(write(tmp_path / "a.csv", "x,y\n1,2\n"))[0]
+    assert "cache_dir" not in str(caught.value)
 
 
 def test_a_changed_file_is_noticed_and_converted_again(tmp_path: Path) -> None:

@@ -106,17 +106,18 @@ def not_text(head: bytes) -> str:
     return f"is a binary file (NUL at byte {head.index(0)})" if b"\0" in head else ""
 
 
-def check_is_text(source: File) -> None:
+def check_is_text(source: File, what: str = "a manifest") -> None:
     """Raise ManifestError, with the likely reason, for a file that is not text."""
     head = source.read(64 << 10, 0)
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            raise ManifestError(f"{source.path} is compressed ({name}); decompress it first: rows are read in place")
+            raise ManifestError(f"{source.path} is compressed ({name}); decompress it first: {what} is plain text")
     if head.startswith((b"PAR1", b"ARROW1")):
         kind = "parquet" if head.startswith(b"PAR1") else "arrow"
-        raise ManifestError(f"{source.path} is not text but {kind}; pass format={kind!r}")
+        remedy = f"pass format={kind!r}" if what == "a manifest" else f"rename it to end in .{kind}"
+        raise ManifestError(f"{source.path} is not text but {kind}; {remedy}")
     if wrong := not_text(head):
-        raise ManifestError(f"{source.path} {wrong}; a manifest is text, one sample per line")
+        raise ManifestError(f"{source.path} {wrong}; {what} is text, one sample per line")
 
 
 def hash_file(source: File, progress: Callable[[int], object] = lambda count: None) -> bytes:

@@ -6,10 +6,10 @@ its values are. Empty fields of numbers and booleans are null.
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.csv
@@ -32,6 +32,7 @@ __all__ = ["converted_table", "holds_samples"]
 
 _BLOCK = 16 << 20  # bytes read at once, the most that a record may have
 _WRONG = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (\w+)")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as `read_records` decodes other bytes
 _ERRORS = {ManifestIOError: DataFileIOError, ManifestChangedError: DataFileChangedError}
 _KINDS = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}  # all others are read as text
 
@@ -51,15 +52,22 @@ def converted_table(source: File, delimiter: str) -> File:
         DataFileIOError: the cache cannot be written.
         DataFileChangedError: the file has changed.
     """
-    read = partial(_read, source, delimiter)
+    key = f"table {delimiter}".encode()
     try:
-        return converted(source, f"table {delimiter}".encode(), read, lambda mapped, _: mapped, Context())
+        return converted(
+            source,
+            key,
+            lambda: _read(source, delimiter),
+            lambda mapped, _: mapped,
+            Context(),
+            "set XDG_CACHE_HOME to another folder",
+        )
     except ManifestError as error:
         raise _ERRORS.get(type(error), DataFileError)(str(error)) from error
 
 
 def _read(source: File, delimiter: str) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
-    check_is_text(source)
+    check_is_text(source, "a table")
     _, names = next(read_records(source, delimiter), (0, list[str]()))
     if not names or "" in names or len(set(names)) < len(names) or any(map(is_number, names)):
         raise DataFileError(
@@ -78,15 +86,30 @@ def _read(source: File, delimiter: str) -> tuple[pa.Schema, Iterable[pa.RecordBa
         except pa.ArrowInvalid as error:
             found = _WRONG.search(str(error))
             if found is None or found[2] == "string":
-                for line, fields in read_records(source, delimiter):
-                    if len(fields) != len(names):
-                        raise DataFileError(
-                            f"{source.path}, line {line}: expected {len(names)} fields, found {len(fields)}: "
-                            f"{shorten(delimiter.join(fields))}"
-                        ) from None
-                raise DataFileError(f"{source.path}: {error}") from None
+                raise _explained(source, delimiter, len(names), error) from None
             # The first block decides on types. A later value does not fit.
             kinds[names[int(found[1])]] = pa.float64() if found[2] == "int64" else pa.string()
+
+
+def _explained(source: File, delimiter: str, count: int, error: Exception) -> DataFileError:
+    """Return the error for the first record that is wrong. Arrow does not tell its line.
+
+    Raises:
+        ManifestError: see `read_records`.
+    """
+    limit = csv.field_size_limit(_BLOCK)
+    try:
+        for line, fields in read_records(source, delimiter):
+            where, content = f"{source.path}, line {line}", delimiter.join(fields)
+            if len(fields) != count:
+                return DataFileError(f"{where}: expected {count} fields, found {len(fields)}: {shorten(content)}")
+            if _NOT_UTF8.search(content):
+                return DataFileError(f"{where}: not UTF-8: {shorten(content)}")
+            if len(content.encode()) > _BLOCK:
+                return DataFileError(f"{where}: longer than {_BLOCK >> 20} MiB, the limit of a record")
+    finally:
+        csv.field_size_limit(limit)
+    return DataFileError(f"{source.path} cannot be read as CSV: {error}")
 
 
 class _WithEnd(io.RawIOBase):

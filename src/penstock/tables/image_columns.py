@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -43,13 +42,14 @@ def image_columns(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
 
 
 def encoded(
-    array: pa.Array, base: str | None, storage: Storage | None, where: Callable[[int], str]
-) -> list[tuple[bytes | None, str | None]]:
-    """Return the file of each image (None for null) and its path (None if the table has none).
+    array: pa.Array, base: str | None, storage: Storage | None, rows: list[str]
+) -> list[tuple[bytes | None, str]]:
+    """Return the file of each image (None for null) and its name for messages.
 
     Args:
+        array: the column.
         base: the folder or address of images that are not in the table.
-        where: returns a description of an image's row, given the image's number, for messages.
+        rows: the row of each image, for messages.
 
     Raises:
         DataFileError: a row names a file outside ``base``.
@@ -63,18 +63,20 @@ def encoded(
         files, paths = array.to_pylist(), [None] * len(array)
         if not any(isinstance(value, bytes) for value in files):
             files, paths = paths, files
-    for number, (data, path) in enumerate(zip(files, paths, strict=True)):
+    found = []
+    for data, path, row in zip(files, paths, rows, strict=True):
         if data is None and path is not None:
             if base is None:
                 raise DataFileError(
-                    f"{where(number)}: the bytes of {path!r} are not in the table. images_from= of ps.open, "
-                    "TableDataset and TableFiles names the folder or address from which it may read images"
+                    f"{row}: the bytes of {path!r} are not in the table. images_from= of ps.open, TableDataset and "
+                    "TableFiles names the folder or address from which it may read images"
                 )
             name = path.removeprefix(base)
             if not is_inside(name):
-                raise DataFileError(f"{where(number)}: {path!r} is not a file in images_from={base!r}")
-            files[number] = read_file(base + name, storage)
-    return list(zip(files, paths, strict=True))
+                raise DataFileError(f"{row}: {path!r} is not a file in images_from={base!r}")
+            data = read_file(base + name, storage)
+        found.append((data, f"{row} ({path})" if path else row))
+    return found
 
 
 def image_base(images_from: str | os.PathLike[str] | None) -> str | None:

@@ -21,24 +21,16 @@ from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
 from penstock.tables.ranged import TableParts
-from penstock.tables.values import Plain, as_array, plain_batch, plain_type
+from penstock.tables.values import as_array, plain_batch, plain_type
 
-__all__ = ["NotText", "Room", "RowGroups"]
+__all__ = ["Room", "RowGroups"]
 
 _RUNS, _LIGHT = 8, 1 << 12  # from this many runs of a batch, and up to this many bytes a row, one take gathers all
 _MOST_OPEN = 256  # files whose metadata is in memory
 _WIDE = 8  # from this many numbers a row, rows are copied one by one
 
-Room = Callable[[int, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+Room = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """``room(column, shape, dtype)`` returns the array to write numbers to."""
-
-
-class NotText(Exception):
-    """Text that is not UTF-8, in the row at this position of the request, and in this column."""
-
-    def __init__(self, place: int, column: int) -> None:
-        super().__init__(place, column)
-        self.place, self.column = place, column
 
 
 class _Located(NamedTuple):
@@ -124,25 +116,28 @@ class RowGroups:
             files = [(number, self._file(number), np.flatnonzero(numbers == number)) for number in used]
         return _Located(rows, pieces, rows - self._begins[pieces], files)
 
-    def read(self, rows: Indices, room: Room, by_arrow: Collection[int]) -> dict[int, Any]:
-        """Return the columns of rows, all of which are in range, by number.
+    def row_name(self, row: int) -> str:
+        """Return file and row, for messages."""
+        file = int(self.starts.searchsorted(row, "right")) - 1
+        return f"{self.maps.files[file].path}, row {row - int(self.starts[file])}"
+
+    def read(self, rows: Indices, room: Room, by_arrow: Collection[str]) -> dict[str, Any]:
+        """Return the columns of rows, all of which are in range.
 
         Numbers are arrays from ``room``, text and bytes are lists. Columns with nulls, nested columns, and the columns
         ``by_arrow`` are Arrow arrays.
 
         Raises:
-            NotText: text that is not UTF-8.
-            DataFileError: the data is damaged, or too much at once.
+            DataFileError: the data is damaged, too much at once, or text that is not UTF-8.
         """
+        names = self.schema.names
         at = self._locate(rows)
-        plain = [number for number in self._plain if number not in by_arrow]
-        if not at.in_place:
-            return self._from_pieces(at, plain, room)
-        found = self._from_maps(at, plain, room)
-        rest = [number for number in range(len(self.schema)) if number not in found]
+        plain = [number for number in self._plain if names[number] not in by_arrow]
+        found = (self._from_maps if at.in_place else self._from_pieces)(at, plain, room)
+        rest = [number for number in range(len(names)) if number not in found]
         if rest:
             found |= zip(rest, self._take(at, rest).columns, strict=True)
-        return found
+        return {name: found[number] for number, name in enumerate(names)}
 
     def _from_maps(self, at: _Located, plain: list[int], room: Room) -> dict[int, Any]:
         """Return the columns of ``plain`` that are in mapped files as they are, copied once."""
@@ -158,17 +153,14 @@ class RowGroups:
                     parts.append((file, where, *spans))
             if len(parts) < len(at.files):
                 continue
-            if kind.shape is None:
-                found[column] = values = [None] * len(at.rows)
-                for file, where, begins, ends in parts:
+            found[column] = out = self._empty(column, len(at.rows), room)
+            for file, where, begins, ends in parts:
+                if kind.shape is None:
                     view: Any = memoryview(file.data)  # type: ignore[arg-type]
                     places = zip(where.tolist(), begins.tolist(), ends.tolist(), strict=True)
-                    _fill(values, column, view, places, kind)
-                continue
-            found[column] = out = room(column, (len(at.rows), *kind.shape), kind.dtype)
-            flat = out.reshape(len(at.rows), kind.width)
-            for file, where, begins, _ in parts:
-                items = file.items(kind.dtype)
+                    self._fill(out, column, view, places, at.rows)
+                    continue
+                items, flat = file.items(kind.dtype), out.reshape(len(at.rows), kind.width)
                 if kind.width < _WIDE:
                     for k in range(kind.width):
                         flat[where, k] = items[begins + k]
@@ -177,14 +169,18 @@ class RowGroups:
                         flat[place] = items[begin : begin + kind.width]
         return found
 
+    def _empty(self, column: int, count: int, room: Room) -> Any:
+        """Return what the values of a column are written to: an array of numbers, or a list of texts."""
+        kind = self._plain[column]
+        if kind.shape is None:
+            return [None] * count
+        return room(self.schema.names[column], (count, *kind.shape), kind.dtype)
+
     def _from_pieces(self, at: _Located, plain: list[int], room: Room) -> dict[int, Any]:
         """Return all columns, row group by row group: memory holds only the rows and the cache."""
         plain = [column for column in plain if column not in self._nulls]
         rest = [column for column in range(len(self.schema)) if column not in plain]
-        found: dict[int, Any] = {}
-        for column in plain:
-            kind, count = self._plain[column], len(at.rows)
-            found[column] = [None] * count if kind.shape is None else room(column, (count, *kind.shape), kind.dtype)
+        found: dict[int, Any] = {column: self._empty(column, len(at.rows), room) for column in plain}
         parts, groups = [], grouped(at.pieces)
         for where in groups:
             piece, local = self._piece(int(at.pieces[where[0]])), at.local[where]
@@ -197,7 +193,7 @@ class RowGroups:
                 if kind.shape is None:
                     begin_of, end_of, data = view
                     spans = zip(places, map(begin_of, rows), map(end_of, rows), strict=True)
-                    _fill(out, column, data, spans, kind)
+                    self._fill(out, column, data, spans, at.rows)
                 else:
                     out[where] = view[local]
             if rest:
@@ -205,6 +201,21 @@ class RowGroups:
         if rest:
             found |= zip(rest, reordered(parts, groups, self._too_much).columns, strict=True)
         return found
+
+    def _fill(
+        self, values: list[Any], column: int, data: Any, spans: Iterable[tuple[int, int, int]], rows: Indices
+    ) -> None:
+        """Set values at their places to the text or bytes between two offsets."""
+        is_text = self._plain[column].is_text
+        for place, begin, end in spans:
+            try:
+                values[place] = str(data[begin:end], "utf-8") if is_text else bytes(data[begin:end])
+            except UnicodeDecodeError:
+                raise DataFileError(
+                    f"{self.row_name(int(rows[place]))}: column {self.schema.names[column]!r} says that it is text, "
+                    "and this value is not UTF-8. Write the column anew as bytes (pyarrow.binary()), or decoded by the "
+                    "encoding that it is in; or leave it out with columns="
+                ) from None
 
     def take(self, rows: Indices, columns: list[int]) -> pa.RecordBatch:
         """Return columns of rows, all of which are in range, gathered by Arrow."""
@@ -266,13 +277,3 @@ class RowGroups:
 def _is_light(batch: pa.RecordBatch) -> bool:
     """Return whether rows are small enough that copying them twice is cheap."""
     return bool(batch.get_total_buffer_size() <= _LIGHT * batch.num_rows)
-
-
-def _fill(values: list[Any], column: int, data: Any, spans: Iterable[tuple[int, int, int]], kind: Plain) -> None:
-    """Set values at their places to the text or bytes between two offsets."""
-    is_text = kind.is_text
-    for place, begin, end in spans:
-        try:
-            values[place] = str(data[begin:end], "utf-8") if is_text else bytes(data[begin:end])
-        except UnicodeDecodeError as error:
-            raise NotText(place, column) from error

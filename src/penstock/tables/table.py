@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -29,16 +29,15 @@ from penstock.order.permutation import Indices, normalise
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.backend import Stat
 from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Layout, scan_arrow
-from penstock.tables.files import table_files
+from penstock.tables.files import Found, table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
 from penstock.tables.parquet import scan_parquet
 from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
-from penstock.tables.row_groups import NotText, RowGroups
+from penstock.tables.row_groups import Room, RowGroups
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
 
@@ -94,38 +93,34 @@ class TableFiles(FilesSource):
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> None:
-        _check(images, columns)
-        self.images, self._images_from = images, image_base(images_from)
-        self._storage = storage
-        self._open(table_files(source, split, storage), columns, cache_bytes)
+        self._open(table_files(source, split, storage), columns, images, images_from, cache_bytes, storage)
 
     @classmethod
-    def of(
-        cls,
-        files: list[tuple[str, Stat | None]],
-        *,
+    def of(cls, files: list[Found], **options: Any) -> Self:
+        """Return the table of files from `table_files`; options as for the class, but for the split."""
+        table = cls.__new__(cls)
+        table._open(files, **options)
+        return table
+
+    def _open(
+        self,
+        files: list[Found],
         columns: Sequence[str] | None = None,
         images: Form = "rgb",
         images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
-    ) -> Self:
-        """Return the table of files from `table_files`; arguments as for the class."""
-        table = cls.__new__(cls)
-        _check(images, columns)
-        table.images, table._images_from, table._storage = images, image_base(images_from), storage
-        table._open(files, columns, cache_bytes)
-        return table
-
-    def _open(self, files: list[tuple[str, Stat | None]], columns: Sequence[str] | None, cache_bytes: int) -> None:
-        maps = open_parts(files, self._storage, as_they_are=is_stored_parquet)
-        found = maps.files
-        scanned = in_threads(lambda number: _scan(found[number].path, maps.head(number)), range(len(found)))
-        schema = _chosen(found[0].path, scanned[0][0], columns)
-        if columns is None:
-            for file, (its, _) in zip(found, scanned, strict=True):
-                _check_no_more(file.path, its, schema)
-        places = [_places(file.path, its, schema) for file, (its, _) in zip(found, scanned, strict=True)]
+    ) -> None:
+        if images not in FORMS:
+            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, FORMS))}")
+        if isinstance(columns, str):
+            raise ConfigError(f"columns={columns!r} has to be a list of names")
+        self.images, self._images_from, self._storage = images, image_base(images_from), storage
+        maps = open_parts(files, storage, as_they_are=is_stored_parquet)
+        paths = [file.path for file in maps.files]
+        scanned = in_threads(lambda number: _scan(paths[number], maps.head(number)), range(len(paths)))
+        schema = _chosen(paths[0], scanned[0][0], columns)
+        places = [_places(path, its, schema, columns) for path, (its, _) in zip(paths, scanned, strict=True)]
         self._pieces = RowGroups(maps, [layout for _, layout in scanned], schema, places, cache_bytes)
         self._set_up()
 
@@ -158,27 +153,29 @@ class TableFiles(FilesSource):
         Raises:
             ConfigError: the files do not define them.
         """
-        said = self.features.get(column)
-        if not isinstance(said, dict) or not said.get("names"):
+        found = self._names_of(column)
+        if not found:
             raise ConfigError(f"the files say no names of classes for the column {column!r}")
-        return list(said["names"])
+        return found
+
+    def _names_of(self, column: str) -> list[str]:
+        found = self.features.get(column)
+        return list(found.get("names") or ()) if isinstance(found, dict) else []
 
     def label_names(self) -> list[str] | None:
         """Return the class names of the label column; None if there is no such column, or it has no names.
 
         The label column is that of `image_records`; without images, the only column with class names, or ``label``.
         """
-        said = {column: self.features.get(column) for column in self.columns}
-        named = {
-            column: found["names"] for column, found in said.items() if isinstance(found, dict) and found.get("names")
-        }
-        label = next(iter(named)) if len(named) == 1 else "label"
         if self.image_columns:
             try:
                 label = self.image_and_label()[1] or ""
             except ConfigError:
                 return None
-        return list(named[label]) if label in named else None
+        else:
+            named = [column for column in self.columns if self._names_of(column)]
+            label = named[0] if len(named) == 1 else "label"
+        return (self._names_of(label) or None) if label in self.columns else None
 
     @property
     def decoded(self) -> int:
@@ -212,9 +209,13 @@ class TableFiles(FilesSource):
     def records(self, indices: Any) -> list[dict[str, Any]]:
         """Return the samples at ``indices`` (any order, repeats allowed)."""
         rows = normalise(indices, len(self))
-        found = self.read(rows, lambda _, shape, dtype: np.empty(shape, dtype))
-        values = [self.values(name, column, rows) for name, column in found.items()]
-        return [dict(zip(found, row, strict=True)) for row in zip(*values, strict=True)]
+        return self._samples(self.read(rows, _empty), rows)
+
+    def _samples(self, columns: Columns, rows: Indices) -> list[dict[str, Any]]:
+        values = [self.values(name, column, rows) for name, column in columns.items()]
+        if not values:
+            return [{} for _ in rows]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
     def values(self, name: str, column: Any, rows: Indices) -> list[Any]:
         """Return the values of a column from `read`, for these rows."""
@@ -228,9 +229,7 @@ class TableFiles(FilesSource):
 
     def encoded(self, column: pa.Array, rows: Indices) -> list[tuple[bytes | None, str]]:
         """Return the encoded files of an image column, and their names for messages."""
-        where = lambda number: self._name(None, int(rows[number]))  # noqa: E731
-        found = encoded(column, self._images_from, self._storage, where)
-        return [(data, self._name(path, row)) for (data, path), row in zip(found, rows.tolist(), strict=True)]
+        return encoded(column, self._images_from, self._storage, list(map(self.row_name, rows.tolist())))
 
     def image_and_label(self) -> tuple[str, str | None]:
         """Return the columns of images and labels, for `penstock.ImageDataset`: the first image column, and see
@@ -256,28 +255,14 @@ class TableFiles(FilesSource):
             ImageError: a row without an image.
         """
         rows, (image, label) = normalise(indices, len(self)), self.image_and_label()
-        found = self.read(rows, lambda _, shape, dtype: np.empty(shape, dtype))
+        found = self.read(rows, _empty)
         files = self.encoded(found.pop(image), rows)
-        others = [self.values(name, column, rows) for name, column in found.items()]
-        samples = (
-            (dict(zip(found, row, strict=True)) for row in zip(*others, strict=True))
-            if found
-            else iter([{}] * len(rows))
-        )
-        return [
-            ColumnRecord(*file, sample, label, row)
-            for file, sample, row in zip(files, samples, rows.tolist(), strict=True)
-        ]
+        samples = zip(files, self._samples(found, rows), rows.tolist(), strict=True)
+        return [ColumnRecord(*file, sample, label, row) for file, sample, row in samples]
 
     def row_name(self, row: int) -> str:
         """Return file and row, for messages."""
-        return self._name(None, row)
-
-    def _name(self, image: str | None, row: int) -> str:
-        """Return file and row, and the path of the image in the table, for messages."""
-        file = int(self.starts.searchsorted(row, "right")) - 1
-        name = f"{self.maps.files[file].path}, row {row - int(self.starts[file])}"
-        return f"{name} ({image})" if image else name
+        return self._pieces.row_name(row)
 
     def take(self, indices: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return the rows at ``indices`` as Arrow columns: all columns that are read, or ``columns``."""
@@ -287,25 +272,15 @@ class TableFiles(FilesSource):
             return plain_batch(pa.RecordBatch.from_pylist([], schema=self.schema)).select(numbers)
         return self._pieces.take(rows, numbers)
 
-    def read(self, rows: Indices, room: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> Columns:
+    def read(self, rows: Indices, room: Room) -> Columns:
         """Return the columns of rows that are known to be in range.
 
         Numbers in mapped files are copied once, into the array that ``room(column, shape, dtype)`` returns.
         """
         if not len(rows):
             return dict(zip(self.columns, self.take(rows).columns, strict=True))
-        names = self.columns
-        images = {names.index(name) for name in self.image_columns}
         with stage("read"):
-            try:
-                found = self._pieces.read(rows, lambda number, *how: room(names[number], *how), images)
-            except NotText as error:
-                raise DataFileError(
-                    f"{self.row_name(int(rows[error.place]))}: column {names[error.column]!r} says that it is text, "
-                    "and this value is not UTF-8. Write the column anew as bytes (pyarrow.binary()), or decoded by the "
-                    "encoding that it is in; or leave it out with columns="
-                ) from None
-            return {name: found[number] for number, name in enumerate(names)}
+            return self._pieces.read(rows, room, self.image_columns)
 
     # Pickling.
 
@@ -317,11 +292,8 @@ class TableFiles(FilesSource):
         self._set_up()
 
 
-def _check(images: str, columns: Sequence[str] | None) -> None:
-    if images not in FORMS:
-        raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, FORMS))}")
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} has to be a list of names")
+def _empty(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return np.empty(shape, dtype)
 
 
 def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Schema, Layout]:
@@ -355,17 +327,16 @@ def _chosen(path: str, schema: pa.Schema, columns: Sequence[str] | None) -> pa.S
     return pa.schema([schema.field(name) for name in names], metadata=schema.metadata)
 
 
-def _check_no_more(path: str, schema: pa.Schema, wanted: pa.Schema) -> None:
-    """Check that a file has no further columns than the first, if all columns are read."""
+def _places(path: str, schema: pa.Schema, wanted: pa.Schema, columns: Sequence[str] | None) -> list[int]:
+    """Return the numbers of the wanted columns in a file, after a check that it has those of the first file.
+
+    If all columns are read, ``columns=None``, it must have no others.
+    """
     more = [name for name in schema.names if name not in wanted.names]
-    if more:
+    if more and columns is None:
         raise DataFileError(
             f"{path} has columns that the first file has not: {', '.join(more)}; open them apart, or choose by columns="
         )
-
-
-def _places(path: str, schema: pa.Schema, wanted: pa.Schema) -> list[int]:
-    """Return the numbers of the wanted columns in a file; check that their types equal the first file's."""
     for field in wanted:
         if schema.names.count(field.name) != 1:
             raise DataFileError(

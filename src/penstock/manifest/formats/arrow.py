@@ -298,6 +298,7 @@ def converted(
     read: Callable[[], tuple[pa.Schema, Iterable[pa.RecordBatch]]],
     use: Callable[[File, bytes], T],
     context: Context,
+    instead: str = "",
 ) -> T:
     """Return ``use(conversion, hash of the source)``. The source is converted if ``use`` cannot read a conversion.
 
@@ -307,6 +308,7 @@ def converted(
         read: returns schema and batches of the conversion.
         use: raises ManifestError or ValueError, such as ArrowInvalid, for a damaged conversion.
         context: where conversions are, and whether to show a bar.
+        instead: what to do if it cannot be written; by default, to choose another ``cache_dir``.
     """
     rules = xxhash.xxh3_64_intdigest(key)
     target = places(source.path, f".{rules:016x}.arrow", context.cache_dir)[-1]
@@ -344,7 +346,7 @@ def converted(
     except ManifestError:
         raise
     except OSError as error:
-        raise io_error(target, error, f"cannot write the conversion of {source.path} to") from error
+        raise io_error(target, error, f"cannot write the conversion of {source.path} to", instead) from error
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
