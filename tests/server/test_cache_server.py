@@ -32,8 +32,8 @@ from penstock.server.copies import hash_of
 from penstock.server.protocol import Block, encode_block
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
-from penstock.storage.backend import Cancel
 from penstock.storage.download import PIECE, hash_file
+from penstock.storage.transfer import Cancel
 
 SHARDS, SAMPLES = 12, 8
 DATA = os.urandom(5 * PIECE + 1000)
@@ -467,7 +467,7 @@ def test_arguments(tmp_path: Path) -> None:
 FORKS = """
 import os, sys, threading
 from penstock.server import CacheClient
-from penstock.storage.backend import Cancel
+from penstock.storage.transfer import Cancel
 
 address, key, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 client = CacheClient(address, timeout=60)

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.datasets.shard_prefetch import spans
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
-from penstock.storage.futures import NEVER
+from penstock.storage.planned_use import NEVER
 
 SHARDS, SAMPLES, SIZE = 100, 10, 4_000
 
@@ -172,7 +172,7 @@ def test_jobs_share_a_cache(server: Any, tmp_path: Path) -> None:
         assert job.exitcode == 0
     assert sorted(path for path, count in asked(server) if count > 1) == sorted(f"/s-{n:03d}.tar" for n in range(30))
     assert Cache(tmp_path / "cache").verify()[1] == []
-    assert Cache(tmp_path / "cache").futures().jobs == []
+    assert Cache(tmp_path / "cache").planned_uses().jobs == []
 
 
 @full_only("workers for each")
@@ -195,7 +195,7 @@ def test_a_job_that_is_killed(server: Any, tmp_path: Path) -> None:
     job.kill()
     job.join(HANG)
     assert cache.verify()[1] == []
-    assert cache.futures().jobs == []
+    assert cache.planned_uses().jobs == []
     _train(urls, str(cache.folder), 1, found)
     assert found.get(timeout=HANG) == [list(range(30 * SAMPLES))] * 2
     copies = [path for path, count in asked(server) if count == size]

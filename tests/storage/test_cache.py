@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from penstock.errors import ConfigError, StorageChangedError, StorageError, StorageUnavailableError
 from penstock.storage import Cache, Storage, local_path, open_source
 from penstock.storage.download import ENTRY, PIECE
-from penstock.storage.futures import Future
+from penstock.storage.planned_use import UsePublisher
 from penstock.tools.cli.app import app
 
 DATA = os.urandom(3 * PIECE + 777)
@@ -477,8 +477,8 @@ class TestCommands:
     def test_running_jobs(self, server: Any, storage: Storage) -> None:
         url, folder = server.put("a.bin", SMALL), storage.the_cache().folder
         storage.local_path(url)
-        future = Future(folder)
-        future.publish(uses([url, "x", "y"], 0, 9, whole=[True, True, False]))
+        future = UsePublisher(folder)
+        future.publish(uses([url, "x", "y"], 0, 9, copied=[True, True, False]))
         future.advance(7)
         (job,) = json.loads(self.run("info", "--json", "--folder", folder))["jobs"]
         assert (job["pid"], job["objects"], job["copies"], job["here"], job["position"]) == (os.getpid(), 3, 2, 1, 7)

@@ -14,7 +14,7 @@ from planned_uses import uses
 
 from penstock.errors import StorageError
 from penstock.storage import Cache, RemoteSource, Storage
-from penstock.storage.futures import Future
+from penstock.storage.planned_use import UsePublisher
 
 SIZE = 200_000
 DISK = 4 << 20
@@ -49,7 +49,7 @@ def test_a_full_disk_shrinks_the_cache(server: Any, disk: Path) -> None:
     sources = stored(server, Storage(cache=cache), 30)
     (disk / "filler").write_bytes(bytes(2 << 20))
     counts = []
-    with closing(Future(cache.folder)) as future:
+    with closing(UsePublisher(cache.folder)) as future:
         future.publish(uses([source.url for source in sources], range(30), range(30), range(30, 60)))
         for _ in range(2):
             for number, source in enumerate(sources):
@@ -76,7 +76,7 @@ def test_the_disk_fills_up_in_the_middle_of_a_download(server: Any, disk: Path) 
                 pass
 
     server.fault = fill
-    with closing(Future(cache.folder)) as future:
+    with closing(UsePublisher(cache.folder)) as future:
         future.publish(uses([source.url for source in sources], [10, 50, 20, 30, 1], [10, 50, 20, 30, 1]))
         assert cache.open(sources[4]).read_at(0, 1) == bytes([4])
     assert held(cache) in ({0, 2, 3, 4}, {0, 2, 4})  # what was due last went, and perhaps one more for what stays free

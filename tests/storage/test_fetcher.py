@@ -14,9 +14,9 @@ from busy_support import HANG
 
 from penstock.errors import StorageNotFoundError
 from penstock.storage import Cache, File, RemoteSource, Storage
-from penstock.storage.backend import Cancel
 from penstock.storage.fetcher import Fetcher
-from penstock.storage.futures import Futures, Use
+from penstock.storage.planned_use import PlannedUses, Use
+from penstock.storage.transfer import Cancel
 
 SIZE = 100_000
 ROOM = SIZE + 1000
@@ -136,17 +136,19 @@ def test_what_a_consumer_waits_for_comes_first(server: Any, tmp_path: Path) -> N
     """It needs no room that others would take, and its error is raised once."""
     storage = Storage(cache=Cache(tmp_path / "cache", max_bytes=2 * ROOM), parallel=1)
     brought: list[tuple[int, bool]] = []
-    free = threading.Event()
+    begun, free = threading.Event(), threading.Event()
 
     def bring(turn: int, only_later: bool, cancel: Cancel) -> None:
         brought.append((turn, only_later))
+        begun.set()
         assert free.wait(HANG)
         if turn == 3:
             raise OSError("this one is bad")
 
-    uses = [Use(f"http://127.0.0.1:9/{turn}", turn, turn, bring=partial(bring, turn)) for turn in range(5)]
+    uses = [Use(f"http://127.0.0.1:9/{turn}", turn, turn, fetch=partial(bring, turn)) for turn in range(5)]
     ahead = Fetcher(storage)
     ahead.follow(uses)
+    assert begun.wait(HANG)
     threading.Timer(1, free.set).start()  # once the consumer waits
     done = lambda use: (use.first, False) in brought  # noqa: E731
     ahead.wait([uses[4]], done)
@@ -169,11 +171,11 @@ def test_closing_while_the_server_hangs(server: Any, tmp_path: Path) -> None:
     ahead = Fetcher(storage)
     ahead.follow(in_turn(urls))
     assert asked.wait(HANG)
-    assert len(Futures(tmp_path).jobs) == 1
+    assert len(PlannedUses(tmp_path).jobs) == 1
     ahead.close()
     ahead.close()
     assert not [one for one in threading.enumerate() if one.name == "penstock-fetch" and one not in before]
-    assert Futures(tmp_path).jobs == []
+    assert PlannedUses(tmp_path).jobs == []
     server.release.set()
     assert set(before) <= {*threading.enumerate()}
 
@@ -189,7 +191,7 @@ def test_nobody_holds_it_any_more(server: Any, storage: Storage) -> None:
             assert not thread.is_alive()
     del ahead, thread
     gc.collect()
-    assert Futures(storage.the_cache().folder).jobs == []
+    assert PlannedUses(storage.the_cache().folder).jobs == []
 
 
 def test_a_forked_child_fetches_nothing(server: Any, storage: Storage) -> None:
@@ -208,7 +210,7 @@ def test_a_forked_child_fetches_nothing(server: Any, storage: Storage) -> None:
     process.join(HANG)
     assert process.exitcode == 0
     assert sorted(seen.asked) == [0, 1]
-    assert len(Futures(storage.the_cache().folder).jobs) == 1
+    assert len(PlannedUses(storage.the_cache().folder).jobs) == 1
     ahead.close()
 
 
@@ -222,6 +224,6 @@ def test_another_sequence_takes_its_place(server: Any, storage: Storage) -> None
     ahead.advance(25)
     seen.wait(5)
     assert set(seen.asked) <= {0, 1, 2, 4, 5, 6, 7}
-    ahead.follow([Use(url, 0, 9, whole=False) for url in urls[2:4]])
+    ahead.follow([Use(url, 0, 9, copied=False) for url in urls[2:4]])
     assert not storage.the_cache().has(storage.open(urls[3]))
     ahead.close()

@@ -21,8 +21,8 @@ from penstock.shards.stream import StreamShards
 from penstock.sources.arrays import ArrayFiles
 from penstock.sources.tokens import DocumentFiles
 from penstock.storage import Storage, open_source
-from penstock.storage.backend import Stat
 from penstock.storage.names import braces, expand, expand_versions
+from penstock.storage.transfer import Stat
 from penstock.storage.urls import path_of
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
@@ -161,8 +162,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         if len(records) < 2 or not all(is_remote(record.path) for record in records):
             return load_into(self.load, form, records, keys, into)
         storage = self.load.storage or Storage()
-        with storage.read_ahead([record.path for record in records]) as ahead:
-            return load_into(partial(self.load, data=ahead.next), form, records, keys, into)
+        with closing(storage.read_ahead([record.path for record in records])) as ahead:
+            return load_into(partial(self.load, data=partial(next, ahead)), form, records, keys, into)
 
 
 class _ImageStream(HasClasses, MPDataset):

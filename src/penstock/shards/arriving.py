@@ -118,7 +118,7 @@ class Arrivals:
 
     def _use(self, number: int, first: int = NEVER, last: int = NEVER) -> Use:
         """Return the use of a shard; one that is only counted is never needed."""
-        return Use(self._shards[number].url, first, last, bring=partial(self._bring, number))
+        return Use(self._shards[number].url, first, last, fetch=partial(self._bring, number))
 
     def _is_unsent(self, number: int) -> bool:
         return self._exchange is not None and number not in self._sent

@@ -1,4 +1,4 @@
-"""Download one object into a folder, so that a download killed at any byte can resume.
+"""A folder of the cache with one object: its entry, and its download, which can resume when it was killed at any byte.
 
     NAME              the object's bytes, from its first one on
     .entry.json       the identity of the object, how many of its bytes are there, and their xxh3
@@ -13,15 +13,17 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
 
-from penstock.storage.backend import Stat
 from penstock.storage.cache import write_atomically
+from penstock.storage.transfer import Stat, Write
 
-__all__ = ["ENTRY", "PIECE", "Download", "fill", "hash_file", "new_entry", "read_entry", "write_entry"]
+__all__ = ["ENTRY", "PIECE", "Download", "Entry", "download", "hash_file", "new_entry", "read_entry", "write_entry"]
 
 ENTRY = ".entry.json"
 PIECE = 4 << 20  # bytes after which a download is noted, and which are hashed at a time
@@ -38,11 +40,71 @@ class Download(Protocol):
     storage: Any
 
     @property
-    def given_up(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether this process has cancelled the download."""
 
-    def fetch_into(self, write: Callable[[int, bytes | memoryview], object], begin: int, end: int) -> None:
+    def fetch_into(self, write: Write, begin: int, end: int) -> None:
         """Fetch the bytes ``[begin, end)``, and pass them in order, piece by piece, to ``write(position, piece)``."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A copy in the cache, partial if not ``complete``. Times are of `time.time`.
+
+    Attributes:
+        size: bytes of the whole copy; for a download that the cache has no space for yet, the bytes so far.
+        stored: bytes on the disk now.
+        leased: when its path was returned.
+    """
+
+    folder: Path
+    url: str
+    size: int
+    stored: int
+    used: float
+    leased: float
+    complete: bool
+
+    @cached_property
+    def name(self) -> int:
+        """The name of the object, for all versions; see `penstock.storage.planned_use.object_name`."""
+        try:
+            return int(self.folder.name[:16], 16)
+        except ValueError:
+            return 0
+
+    def current(self) -> Entry | None:
+        """Return the current entry of a complete copy, at a tenth of the cost of `of_folder`."""
+        folder = os.fspath(self.folder)
+        try:
+            used, leased = os.stat(os.path.join(folder, ENTRY)).st_mtime, os.stat(folder).st_mtime
+        except OSError:
+            return None
+        # Any other change in a folder changes its modification time.
+        return replace(self, used=used) if leased == self.leased else Entry.of_folder(self.folder, complete=True)
+
+    @classmethod
+    def of_folder(cls, folder: Path, *, complete: bool) -> Entry | None:
+        """Return the entry of a folder; None if it is gone or invalid.
+
+        A download without an entry, which waits for space or lost it in a power cut, counts with its bytes on the disk.
+        """
+        entry = read_entry(folder)
+        if entry is None and complete:
+            return None
+        try:
+            with os.scandir(folder) as files:
+                found = {file.name: file.stat() for file in files}
+            leased = folder.stat().st_mtime
+            stored = sum(status.st_size for status in found.values())
+            if entry is None:
+                return cls(folder, "", stored, stored, leased, leased, complete)
+            used = found[ENTRY].st_mtime
+        except (OSError, KeyError):
+            return None
+        # Indexes of the copy may be in its folder, too.
+        size = entry["size"] + sum(status.st_size for name, status in found.items() if name != entry["name"])
+        return cls(folder, str(entry.get("url", "")), size, size if complete else stored, used, leased, complete)
 
 
 def new_entry(source: Download, url: str, name: str) -> dict[str, Any]:
@@ -76,7 +138,7 @@ def hash_file(descriptor: int, size: int) -> xxhash.xxh3_64:
     return found
 
 
-def fill(source: Download, folder: Path, entry: dict[str, Any], progress: Callable[[int], object]) -> None:
+def download(source: Download, folder: Path, entry: dict[str, Any], progress: Callable[[int], object]) -> None:
     """Download ``source`` into its folder, and complete the entry. A broken download begins at its last whole part.
 
     Raises:
@@ -97,12 +159,17 @@ def fill(source: Download, folder: Path, entry: dict[str, Any], progress: Callab
 
         def write(position: int, piece: bytes | memoryview) -> None:
             nonlocal done
-            _write_all(descriptor, piece, position)
+            view, end = memoryview(piece), position + len(piece)
+            while len(view):
+                view = view[os.pwrite(descriptor, view, end - len(view)) :]
             hashed.update(piece)
             progress(len(piece))
-            if position + len(piece) >= done + PIECE:
-                _start_writing_back(descriptor, done, position + len(piece) - done)
-                done = position + len(piece)
+            if end >= done + PIECE:
+                if hasattr(os, "posix_fadvise"):
+                    with contextlib.suppress(OSError):
+                        # Start writing the pages to the disk, so that the final sync waits less.
+                        os.posix_fadvise(descriptor, done, end - done, os.POSIX_FADV_DONTNEED)
+                done = end
                 write_entry(folder, entry | {"done": done, "xxh3": hashed.hexdigest()}, sync=False)
 
         if done < source.size:
@@ -111,17 +178,3 @@ def fill(source: Download, folder: Path, entry: dict[str, Any], progress: Callab
     finally:
         os.close(descriptor)
     write_entry(folder, entry | {"done": source.size, "xxh3": hashed.hexdigest()})
-
-
-def _start_writing_back(descriptor: int, begin: int, size: int) -> None:
-    """Ask the system to start writing its cached pages, so that the final sync waits less."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # only advice to the system
-            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
-
-
-def _write_all(descriptor: int, data: bytes | memoryview, position: int) -> None:
-    view = memoryview(data)
-    while len(view):
-        written = os.pwrite(descriptor, view, position)
-        position, view = position + written, view[written:]

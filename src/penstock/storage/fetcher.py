@@ -5,8 +5,8 @@
     fetcher.advance(100)      report that the consumer is at position 100: the next objects are fetched
 
 The planned uses are published in the cache's folder, so the cache first evicts the objects whose next use by any
-process is furthest away (`penstock.storage.futures`). A consumer opens its objects itself: from a copy, complete or in
-transfer, or else from the store.
+process is furthest away (`penstock.storage.planned_use`). A consumer opens its objects itself: from a copy, complete or
+in transfer, or else from the store.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from penstock.errors import NotCachedError
-from penstock.storage.backend import Cancel
 from penstock.storage.cache import UNWRITABLE
 from penstock.storage.download import PIECE
-from penstock.storage.futures import Future, Use
+from penstock.storage.planned_use import Use, UsePublisher
 from penstock.storage.remote import RemoteSource, Storage
+from penstock.storage.transfer import Cancel
 from penstock.threads import Daemon
 
 __all__ = ["Fetcher", "ahead_bytes"]
@@ -57,7 +57,7 @@ class Fetcher:
         self._each = max(1, storage.parallel // _COPIES)
         self._storage, self._bound = replace(storage, parallel=self._each), ahead_bytes
         self._pid = os.getpid()
-        self._future: Future | None = None
+        self._publisher: UsePublisher | None = None
         self._sources: dict[str, RemoteSource] = {}
         self._changed = threading.Condition()
         self._admission = threading.Lock()
@@ -69,7 +69,7 @@ class Fetcher:
         self._urgent: dict[str, Use] = {}  # objects that a consumer waits for: the cache may evict anything for them
         self._busy: dict[str, int] = {}  # objects in transfer, with the number of their requests
         self._ahead: dict[str, tuple[int, int]] = {}  # first position and bytes of prefetched objects
-        self._full_at: int | None = None  # the position at which the cache had no room for the next object
+        self._full_at: int | None = None  # the position at which the cache had no space for the next object
         self._errors: dict[str, BaseException] = {}
 
     def follow(self, uses: Sequence[Use], *, position: int = 0) -> None:
@@ -81,39 +81,36 @@ class Fetcher:
         """
         if self._pid != os.getpid():
             return
-        self._publish(uses, position)
-        with self._changed:
-            self._plan, self._position, self._full_at = self._plan + 1, position, None
-            self._waiting = [(number, use) for number, use in enumerate(uses) if use.whole]
-            self._ahead.clear()
-            self._start()
-
-    def _publish(self, uses: Sequence[Use], position: int) -> None:
         try:
             cache = self._storage.the_cache()
-            if self._future is None:
-                self._future = Future(cache.folder)
+            if self._publisher is None:
+                self._publisher = UsePublisher(cache.folder)
             if self._bound is None:
                 self._bound = ahead_bytes(cache.limit())
-            self._future.publish(uses, position=position)
+            self._publisher.publish(uses, position=position)
         except OSError as error:
             # The cache is read-only, or its disk is full: opening an object will report it.
             if error.errno not in UNWRITABLE:
                 raise
+        with self._changed:
+            self._plan, self._position, self._full_at = self._plan + 1, position, None
+            self._waiting = [(number, use) for number, use in enumerate(uses) if use.copied]
+            self._ahead.clear()
+            self._start()
 
     def advance(self, position: int) -> None:
         """Set the position of the consumer. Costs microseconds."""
         if self._pid != os.getpid():
             return
-        if self._future is not None:
-            self._future.advance(position)
+        if self._publisher is not None:
+            self._publisher.advance(position)
         with self._changed:
             self._position = position
-            self._ahead = {url: room for url, room in self._ahead.items() if room[0] > position}
+            self._ahead = {url: ahead for url, ahead in self._ahead.items() if ahead[0] > position}
             self._start()
 
     def wait(self, uses: Sequence[Use], is_done: Callable[[Use], bool]) -> None:
-        """Fetch objects at once, until all of them are done; raise the first error of `Use.bring`."""
+        """Fetch objects at once, until all of them are done; raise the first error of `Use.fetch`."""
         with self._changed:
             while missing := [use for use in uses if not is_done(use)]:
                 for use in missing:
@@ -137,9 +134,9 @@ class Fetcher:
         self._cancel = Cancel()
         for thread in list(self._threads):
             thread.join(_PATIENCE)
-        future, self._future = self._future, None
-        if future is not None:
-            future.close()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
 
     def _stop(self) -> None:
         self._cancel.set()
@@ -176,7 +173,7 @@ class Fetcher:
     def _work(self, thread: Daemon) -> None:
         while True:
             with ExitStack() as admission:
-                # One at a time: a later object must not take the room of one that is needed sooner.
+                # One at a time: a later object must not take the space of one that is needed sooner.
                 admission.enter_context(self._admission)
                 with self._changed:
                     use = self._next()
@@ -192,12 +189,12 @@ class Fetcher:
                     self._start()
                 size, is_full, error = 0, False, None
                 try:
-                    size = self._bring(use, is_urgent, cancel, admission)
+                    size = self._fetch(use, is_urgent, cancel, admission)
                 except NotCachedError:
                     is_full = True
                 except BaseException as raised:
                     # Without a reader for it, the error is that of whoever opens the object.
-                    error = raised if use.bring is not None and not cancel.is_set() else None
+                    error = raised if use.fetch is not None and not cancel.is_set() else None
             with self._changed:
                 del self._busy[use.url]
                 if plan == self._plan:
@@ -210,11 +207,11 @@ class Fetcher:
                 del error
                 self._changed.notify_all()
 
-    def _bring(self, use: Use, is_urgent: bool, cancel: Cancel, admission: ExitStack) -> int:
+    def _fetch(self, use: Use, is_urgent: bool, cancel: Cancel, admission: ExitStack) -> int:
         """Fetch an object; return the bytes that were not in the cache."""
-        if use.bring is not None:
+        if use.fetch is not None:
             admission.close()
-            use.bring(not is_urgent, cancel)
+            use.fetch(not is_urgent, cancel)
             return use.size
         if use.url not in self._sources:
             self._sources[use.url] = RemoteSource(use.url, self._storage, use.stat)

@@ -33,7 +33,7 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
-    from penstock.storage.blocks import BlockStream
+    from penstock.storage.stream import BlockStream
 
 __all__ = ["DATA", "MANIFEST", "PIECE", "SHARD", "STORED", "CheckedFile", "Family", "File", "io_error"]
 
@@ -232,7 +232,7 @@ class File:
 
     def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
         """Return the bytes ``[begin, end)`` as a stream, checked as in `read_at`."""
-        from penstock.storage.blocks import BlockStream  # for objects in stores, too: not needed by local formats
+        from penstock.storage.stream import BlockStream  # for objects in stores, too: not needed by local formats
 
         def fetch(first: int, last: int, _: object) -> bytes:
             return self.read_at(first, last - first)

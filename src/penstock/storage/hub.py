@@ -16,22 +16,22 @@ from typing import Any
 from huggingface_hub import HfApi
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from penstock.storage.backend import Answer, Stat
-from penstock.storage.generic import GenericBackend
-from penstock.storage.object_store import ObjectStoreBackend
+from penstock.storage.fsspec_store import FsspecStore
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.transfer import Answer, Stat
 
-__all__ = ["HubBackend"]
+__all__ = ["HubStore"]
 
 _COMMIT = re.compile(r"^hf://[^@]+@[0-9a-f]{40}(/|$)")
 
 
-class HubBackend(GenericBackend):
-    """Reads URLs of a commit by range requests, and URLs of a branch as `GenericBackend` does; see `pin`."""
+class HubStore(FsspecStore):
+    """Reads URLs of a commit by range requests, and URLs of a branch as `FsspecStore` does; see `pin`."""
 
     def __init__(self, options: Mapping[str, Any], idle: float) -> None:
         super().__init__("hf", options)
         headers = build_hf_headers(token=self._fs.token, library_name="penstock")
-        self._http = ObjectStoreBackend({"headers": {self._fs.endpoint: headers}}, idle)
+        self._http = ObjectStore({"headers": {self._fs.endpoint: headers}}, idle)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, Stat]] = {}
 

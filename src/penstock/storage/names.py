@@ -27,8 +27,8 @@ from penstock.errors import ConfigError, PenstockError, ShardIOError, StorageErr
 from penstock.storage.urls import WEB, Name, is_remote, not_a_name, path_of, scheme, text_of
 
 if TYPE_CHECKING:
-    from penstock.storage.backend import Stat
     from penstock.storage.remote import Storage
+    from penstock.storage.transfer import Stat
 
 __all__ = ["Urls", "braces", "expand", "expand_versions", "with_versions", "without_query"]
 
@@ -160,8 +160,8 @@ def with_versions(
     Raises:
         StorageUnavailableError: the store does not answer.
     """
-    from penstock.storage.parallel_requests import LOOKS, in_threads
     from penstock.storage.remote import RemoteSource, list_objects
+    from penstock.storage.stream import SMALL_REQUESTS, in_threads
 
     def version(url: str) -> dict[str, Stat]:
         return {url: RemoteSource(url, storage).stat}
@@ -179,7 +179,7 @@ def with_versions(
 
     unknown = [url for url, stat in found if stat is None]
     folders = {url.rpartition("/")[0] for url in unknown if scheme(url) not in (*WEB, "ais")}
-    look, places = (version, unknown) if len(unknown) <= LOOKS else (versions, sorted(folders))
+    look, places = (version, unknown) if len(unknown) <= SMALL_REQUESTS else (versions, sorted(folders))
     known: dict[str, Stat] = {}
     for some in in_threads(known_at, places):
         known |= some

@@ -16,54 +16,46 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
-from penstock.errors import (
-    ConfigError,
-    NotCachedError,
-    StorageChangedError,
-    StorageNotFoundError,
-)
-from penstock.storage.backend import Cancel, Stat
-from penstock.storage.backends import backend_for
-from penstock.storage.blocks import BLOCK, PARALLEL, BlockStream
+from penstock.errors import ConfigError, NotCachedError, StorageChangedError, StorageError, StorageNotFoundError
 from penstock.storage.cache import put_file
 from penstock.storage.files import STORED, File
-from penstock.storage.futures import object_name
-from penstock.storage.parallel_requests import ObjectsAhead
-from penstock.storage.peer import Peer
+from penstock.storage.planned_use import object_name
 from penstock.storage.store import Cache
-from penstock.storage.transfer import persist, transfer
-from penstock.storage.urls import path_of, scheme, shown
+from penstock.storage.stream import BLOCK, PARALLEL, BlockStream, in_order
+from penstock.storage.transfer import Cancel, Stat, Store, Write, persist, transfer
+from penstock.storage.urls import WEB, path_of, scheme, shown
 
-__all__ = [
-    "RemoteSource",
-    "Source",
-    "Storage",
-    "list_objects",
-    "local_path",
-    "open_source",
-    "read_object",
-]
+__all__ = ["Peer", "RemoteSource", "Source", "Storage", "list_objects", "local_path", "open_source", "read_object"]
+
+_OBJECT_STORES = frozenset({*WEB, "ais", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"})
+
+_stores: dict[tuple[int, str, str, float], Store] = {}
+"""The stores of this process. Those of a parent process stay, too: it shares their sockets, so that they must not be
+closed here.
+"""
 
 
-class Source(Protocol):
-    """An open file or object: `File`, `RemoteSource`."""
+class Peer(Protocol):
+    """A cache closer than the store, such as `penstock.server.CacheClient`. Thread-safe and picklable."""
 
-    url: str
-    size: int
-    etag: str
-    fingerprint: str
+    def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
+        """Fill a buffer with a copy's bytes from ``begin`` on; return the number of bytes read from the front.
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes from ``offset`` on, fewer only at the end."""
+        Args:
+            key: the name of the copy, for one version of one object; see `penstock.storage.Cache.key`.
+            begin: the first byte.
+            target: the buffer to fill.
+            cancel: aborts the read from another thread.
 
-    def stream(self, begin: int = 0, end: int | None = None) -> IO[bytes] | BlockStream:
-        """Return a binary file over ``[begin, end)``; its position counts from the object's beginning."""
+        Never raises if the peer is gone, hangs, fails or has no such copy: it returns fewer bytes.
+        """
 
 
 @dataclass(frozen=True)
@@ -111,6 +103,18 @@ class Storage:
         """The cache of local copies."""
         return self.cache if isinstance(self.cache, Cache) else Cache(self.cache)
 
+    def store_of(self, url: str) -> Store:
+        """Return the store of a URL in this process, created at first use.
+
+        Raises:
+            StorageError: an unknown scheme, or its package is not installed.
+        """
+        options = json.dumps(dict(self.options), sort_keys=True, default=repr)
+        key = (os.getpid(), scheme(url), options, self.idle)
+        found = _stores.get(key)
+        # Of two threads that make one at the same time, both get the first one.
+        return found if found is not None else _stores.setdefault(key, _make_store(url, self))
+
     def open(self, url: str | os.PathLike[str]) -> File | RemoteSource:
         """See `open_source`."""
         path = path_of(url)
@@ -122,36 +126,36 @@ class Storage:
         if path is not None:
             source = File(path, STORED)
             return source.read_at(0, source.size)
-        data = bytearray()
-
-        def write(_: int, piece: bytes | memoryview) -> None:
-            data.extend(piece)
-
-        transfer(os.fspath(url), 0, None, self, known=None, write=write, cancel=cancel)
-        return bytes(data)
+        return self._read(os.fspath(url), None, cancel)[0]
 
     def read_begin(self, url: str, size: int) -> tuple[bytes, Stat]:
         """Return the first ``size`` bytes of a remote object (fewer if it is shorter), and its version; one request."""
+        try:
+            return self._read(url, size)
+        except StorageChangedError:
+            stat = RemoteSource(url, self).stat
+            if stat.size:
+                raise
+            return b"", stat  # an empty object has no first byte
+
+    def _read(self, url: str, end: int | None, cancel: Cancel | None = None) -> tuple[bytes, Stat]:
         data = bytearray()
 
         def write(_: int, piece: bytes | memoryview) -> None:
             data.extend(piece)
 
-        try:
-            stat = transfer(url, 0, size, self, known=None, write=write)
-        except StorageChangedError:  # an empty object has no first byte
-            stat = RemoteSource(url, self).stat
+        stat = transfer(url, 0, end, self, known=None, write=write, cancel=cancel)
         return bytes(data), stat
 
-    def read_ahead(self, urls: Sequence[str]) -> ObjectsAhead[str]:
-        """Return a context manager that reads many whole objects in order, with concurrent requests."""
-        return ObjectsAhead(urls, self.read, deadline=self.deadline)
+    def read_ahead(self, urls: Sequence[str]) -> Generator[bytes]:
+        """Yield whole objects in order, read by concurrent requests. Close it to cancel them."""
+        return in_order(self.read, urls, deadline=self.deadline)
 
     def local_path(self, url: str | os.PathLike[str], *, progress: bool | None = None) -> str:
         """See the function `local_path`."""
         path = path_of(url)
         if path is None:
-            return str(RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path)
+            return RemoteSource(os.fspath(url), self).local(keep=True, progress=progress).path
         if not os.path.exists(path):
             raise StorageNotFoundError(errno.ENOENT, "no such file", path)
         return path
@@ -162,22 +166,17 @@ class Storage:
         Raises:
             StorageNotFoundError: no such dataset or revision.
         """
-        backend = backend_for(url, self) if scheme(url) == "hf" else None
-        pin = getattr(backend, "pin", None)
+        pin = getattr(self.store_of(url), "pin", None) if scheme(url) == "hf" else None
         return url if pin is None else persist(url, "open", lambda: str(pin(url)), self)
 
     def glob(self, url: str) -> list[str]:
-        """Return the URLs that match a pattern in a store, sorted: ``s3://bucket/train-*.tar``.
-
-        Raises:
-            StorageNotFoundError: no object matches.
-        """
+        """Return the URLs that `list_objects` finds."""
         return [address for address, _ in self.list_objects(url)]
 
     def list_objects(self, url: str) -> list[tuple[str, Stat]]:
         """See the function `list_objects`."""
-        backend = backend_for(url, self)
-        found = persist(url, "list", lambda: backend.find(url), self)
+        store = self.store_of(url)
+        found = persist(url, "list", lambda: store.find(url), self)
         if not found:
             raise StorageNotFoundError(f"no object matches {shown(url)}")
         return found
@@ -202,8 +201,37 @@ class Storage:
         if path is not None:
             return put_file(path, data, if_absent)
         text = os.fspath(url)
-        backend = backend_for(text, self)
-        return persist(text, "write", lambda: backend.put(text, data, if_absent=if_absent), self)
+        store = self.store_of(text)
+        return persist(text, "write", lambda: store.put(text, data, if_absent=if_absent), self)
+
+
+def _make_store(url: str, storage: Storage) -> Store:
+    protocol = scheme(url)
+    if not protocol:
+        raise StorageError(f"{shown(url)} is neither a file nor an address in a store")
+    # Packages that need not be installed are imported here.
+    try:
+        if protocol in _OBJECT_STORES:
+            from penstock.storage.object_store import ObjectStore
+
+            return ObjectStore(storage.options, storage.idle)
+        if protocol == "hf":
+            from penstock.storage.hub import HubStore
+
+            return HubStore(storage.options, storage.idle)
+        from penstock.storage.fsspec_store import FsspecStore
+
+        return FsspecStore(protocol, storage.options)
+    except ImportError as error:
+        missing = (error.name or protocol).partition(".")[0]
+        extra = "'penstock[cloud]'" if missing in ("fsspec", "huggingface_hub", "obstore") else missing
+        raise StorageError(
+            f"{shown(url)}: reading {protocol}:// needs the package {missing}: pip install {extra}"
+        ) from error
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as error:
+        raise StorageError(f"{shown(url)}: {error}") from error
 
 
 class RemoteSource:
@@ -222,10 +250,8 @@ class RemoteSource:
 
     def __init__(self, url: str, storage: Storage | None = None, stat: Stat | None = None) -> None:
         self.url, self.storage = url, storage if storage is not None else Storage()
-        backend = backend_for(url, self.storage)
-        if stat is None:
-            stat = persist(url, "open", lambda: backend.stat(url), self.storage)
-        self.stat = stat
+        store = self.storage.store_of(url)
+        self.stat = persist(url, "open", lambda: store.stat(url), self.storage) if stat is None else stat
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
         self._local: File | None = None
         self._cancel: Cancel | None = None
@@ -241,7 +267,7 @@ class RemoteSource:
         return made
 
     @property
-    def given_up(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether its requests were cancelled, see `until`."""
         return self._cancel is not None and self._cancel.is_set()
 
@@ -267,6 +293,8 @@ class RemoteSource:
     def stream(self, begin: int = 0, end: int | None = None) -> BlockStream:
         """Return the bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
         how, stop = self.storage, self.size if end is None else min(end, self.size)
+        if not self.stat.ranged:
+            return self._whole().stream(begin, stop)
         spare: list[bytearray] = []  # reused: fresh memory costs a page fault for every 4 KiB
 
         def fetch(first: int, last: int, cancel: Cancel) -> bytearray:
@@ -279,8 +307,6 @@ class RemoteSource:
             if isinstance(data, bytearray) and len(data) == how.block:
                 spare.append(data)
 
-        if not self.stat.ranged:
-            return self._whole().stream(begin, stop)
         return BlockStream(
             fetch,
             begin,
@@ -295,8 +321,7 @@ class RemoteSource:
     def fetch(self, begin: int, end: int, cancel: Cancel | None = None, data: bytearray | None = None) -> bytearray:
         """Return the bytes ``[begin, end)`` by one request, with retries that resume; into ``data`` if given."""
         data = data if data is not None else bytearray(end - begin)
-        how, peer = self.storage, self.storage.peer
-        target, start = memoryview(data), begin
+        target, start, peer = memoryview(data), begin, self.storage.peer
 
         def write(position: int, piece: bytes | memoryview) -> None:
             target[position - start : position - start + len(piece)] = piece
@@ -304,10 +329,10 @@ class RemoteSource:
         with self._joined(cancel) as both:
             if peer is not None:
                 begin += peer.read(Cache.key(self), begin, target, both)
-            transfer(self.url, begin, end, how, known=self.stat, write=write, cancel=both)
+            transfer(self.url, begin, end, self.storage, known=self.stat, write=write, cancel=both)
         return data
 
-    def fetch_into(self, write: Callable[[int, bytes | memoryview], object], begin: int, end: int) -> None:
+    def fetch_into(self, write: Write, begin: int, end: int) -> None:
         """Fetch the same bytes, and pass them in order, piece by piece, to ``write(position, piece)``.
 
         By parallel requests, or by a single one if the server does not support range requests.
@@ -326,13 +351,12 @@ class RemoteSource:
     @contextlib.contextmanager
     def _joined(self, cancel: Cancel | None) -> Iterator[Cancel]:
         """Yield a signal that is set when ``cancel`` or the source's own one is."""
-        both = cancel or Cancel()
-        key = None if self._cancel is None else self._cancel.add(both.set)
+        both, own = cancel or Cancel(), self._cancel or Cancel()
+        key = own.add(both.set)
         try:
             yield both
         finally:
-            if self._cancel is not None and key is not None:
-                self._cancel.remove(key)
+            own.remove(key)
 
     def local(self, *, keep: bool = False, progress: bool | None = None) -> File:
         """Return an open, complete local copy, downloaded if the cache has none. See `Cache.open`."""
@@ -342,13 +366,13 @@ class RemoteSource:
         """Return a complete copy if the cache has or may have one; None if ranges should be read instead.
 
         Ranges are read if the jobs of this machine prefer them, if a copy would evict copies that they need sooner
-        (`penstock.storage.futures`), or if the object exceeds the cache's limit.
+        (`penstock.storage.planned_use`), or if the object exceeds the cache's limit.
         """
         cache = self.storage.the_cache()
         found = cache.find(self)
         if found is not None:
             return found
-        if self.size > cache.limit() or cache.futures().wants_ranges(object_name(self.url)):
+        if self.size > cache.limit() or cache.planned_uses().prefer_ranges(object_name(self.url)):
             return None
         try:
             return cache.open(self, only_later=True, progress=False)
@@ -365,6 +389,10 @@ class RemoteSource:
 
     def __repr__(self) -> str:
         return f"<RemoteSource {shown(self.url)}, {self.size:,} bytes, {self.etag or 'no etag'}>"
+
+
+Source = File | RemoteSource
+"""An open file or object: both have ``url``, ``size``, ``etag``, ``fingerprint``, ``read_at`` and ``stream``."""
 
 
 def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) -> File | RemoteSource:

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.order import make_order
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, Storage
-from penstock.storage.futures import NEVER
+from penstock.storage.planned_use import NEVER
 from penstock.tools.planning.eviction import KnownOrder, LeastRecentlyUsed
 from penstock.tools.planning.store import StoreJob, plan_store, uses_of
 

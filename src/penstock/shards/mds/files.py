@@ -188,7 +188,7 @@ class Files:
 class _Unpacked:
     """The content of a compressed shard as a download of the cache, produced locally."""
 
-    given_up = False
+    is_cancelled = False
 
     def __init__(self, name: str, size: int, packed: File | RemoteSource, make: Callable[[], bytes]) -> None:
         where = packed.url if isinstance(packed, RemoteSource) else f"file://{os.path.realpath(packed.url)}"

@@ -61,12 +61,12 @@ def _describe_jobs(cache: Cache, complete: list[Entry]) -> list[dict[str, Any]]:
         {
             "pid": job.pid,
             "objects": len(job.name),
-            "copies": int(job.whole.sum()),
-            "here": int(np.isin(job.name[job.whole != 0], there).sum()),
+            "copies": int(job.copied.sum()),
+            "here": int(np.isin(job.name[job.copied != 0], there).sum()),
             "position": job.position,
             "seconds_per_position": job.pace,
         }
-        for job in cache.futures().jobs
+        for job in cache.planned_uses().jobs
     ]
 
 

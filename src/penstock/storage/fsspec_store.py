@@ -14,16 +14,16 @@ from typing import Any
 import fsspec
 
 from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
-from penstock.storage.backend import Answer, Stat, Transient
+from penstock.storage.transfer import Answer, Stat, Transient
 from penstock.storage.urls import scheme, shown
 
-__all__ = ["GenericBackend"]
+__all__ = ["FsspecStore"]
 
 _ETAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "xet_hash", "oid", "hash")
 _TIMES = ("last_modified", "LastModified", "updated", "mtime", "last_commit", "modified", "created")
 
 
-class GenericBackend:
+class FsspecStore:
     """Reads by ``info`` and ``cat_file``."""
 
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class GenericBackend:
 
     @contextmanager
     def _translated(self, url: str) -> Iterator[None]:
-        """Turn errors of the file system into those of `Backend`."""
+        """Turn errors of the file system into those of `Store`."""
         try:
             yield
         except (Transient, StorageError):

@@ -20,7 +20,6 @@ from penstock.errors import (
     StorageUnavailableError,
 )
 from penstock.storage import Storage, local_path, open_source, read_object
-from penstock.storage.backends import backend_for
 
 fsspec = pytest.importorskip("fsspec")
 DATA = os.urandom((9 << 20) + 7)
@@ -63,8 +62,8 @@ def test_patterns(memory: Any) -> None:
 def test_failures(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, hasty = Storage(attempts=3, deadline=HANG), Storage(attempts=3, deadline=0.6)
     source = storage.open("memory://bucket/a.bin")
-    backend: Any = backend_for("memory://bucket/a.bin", storage)
-    real, left, go_on = backend._fs.cat_file, [ConnectionResetError("gone"), "short"], threading.Event()
+    store: Any = storage.store_of("memory://bucket/a.bin")
+    real, left, go_on = store._fs.cat_file, [ConnectionResetError("gone"), "short"], threading.Event()
 
     def failing(path: str, begin: int | None = None, end: int | None = None) -> bytes:
         what = left.pop(0) if left else None
@@ -75,8 +74,8 @@ def test_failures(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         data: bytes = real(path, begin, end)
         return data[:1000] if what == "short" else data
 
-    monkeypatch.setattr(backend._fs, "cat_file", failing)
-    assert backend_for("memory://bucket/a.bin", hasty)._fs is backend._fs  # type: ignore[attr-defined]
+    monkeypatch.setattr(store._fs, "cat_file", failing)
+    assert hasty.store_of("memory://bucket/a.bin")._fs is store._fs  # type: ignore[attr-defined]
     assert source.read_at(5, 5000) == DATA[5:5005]
     left += [PermissionError("no")]
     with pytest.raises(StorageAuthError, match="access refused"):
@@ -101,7 +100,7 @@ def test_stores_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(
             StorageError, match=r"(az|http):// needs the package obstore: pip install 'penstock\[cloud\]'"
         ):
-            Storage(idle=28).open(url)  # an option of its own, so that a back end of its own is made
+            Storage(idle=28).open(url)  # an option of its own, so that a store of its own is made
     with pytest.raises(StorageError, match="nowhere://"):
         open_source("nowhere://a/b")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from busy_support import HANG
 
-from penstock.storage.backend import Cancel
-from penstock.storage.blocks import BlockStream
+from penstock.storage.stream import BlockStream
+from penstock.storage.transfer import Cancel
 
 BLOCK, SMALL = 1600, 100
 DATA = bytes(range(256)) * 100

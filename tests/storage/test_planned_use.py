@@ -13,8 +13,8 @@ import pytest
 from planned_uses import uses
 
 from penstock.errors import NotCachedError
-from penstock.storage import Cache, RemoteSource, Storage, eviction
-from penstock.storage.futures import NEVER, Future, Futures, object_name
+from penstock.storage import Cache, RemoteSource, Storage, store
+from penstock.storage.planned_use import NEVER, PlannedUses, UsePublisher, object_name
 
 SIZE = 100_000
 ROOM = SIZE + 1000  # with what the cache writes beside a copy
@@ -41,7 +41,7 @@ def test_hits_are_the_fraction_that_fits(server: Any, tmp_path: Path, fraction: 
     count, epochs, rng = 40, 3, np.random.default_rng(0)
     cache = Cache(tmp_path, max_bytes=int(fraction * count) * ROOM)
     sources = stored(server, cache, count)
-    future = Future(cache.folder)
+    future = UsePublisher(cache.folder)
     orders = [rng.permutation(count) for _ in range(epochs + 1)]
     place = np.empty(count, np.int64), np.empty(count, np.int64)
     hits = 0
@@ -67,7 +67,7 @@ class TestEviction:
     def test_what_is_due_last_goes_first(self, server: Any, tmp_path: Path) -> None:
         cache = Cache(tmp_path, max_bytes=3 * ROOM)
         sources = stored(server, cache, 5)
-        future = Future(cache.folder)
+        future = UsePublisher(cache.folder)
         future.publish(uses(names(sources[:4]), [1, 30, 2, 20], [1, 30, 2, 20]))
         for source in sources[:3]:
             cache.open(source)
@@ -81,7 +81,7 @@ class TestEviction:
     def test_what_is_needed_sooner_stays(self, server: Any, tmp_path: Path) -> None:
         cache = Cache(tmp_path, max_bytes=2 * ROOM)
         sources = stored(server, cache, 3)
-        future = Future(cache.folder)
+        future = UsePublisher(cache.folder)
         future.publish(uses(names(sources), [1, 2, 3], [1, 2, 3], [10, NEVER, 30]))
         cache.open(sources[0])
         cache.open(sources[1])
@@ -101,9 +101,9 @@ class TestEviction:
             cache.open(source)
             os.utime(tmp_path / "objects" / cache.key(source) / ".entry.json", (number, number))
         cache.limit()
-        seen = eviction._seen[tmp_path]
+        seen = store._scans[tmp_path]
         # As if looking had taken long.
-        eviction._seen[tmp_path] = eviction._Seen({e.folder.name: e for e in cache.entries()}, seen.until + 1000)
+        store._scans[tmp_path] = store._Scan({e.folder.name: e for e in cache.entries()}, seen.until + 1000)
         os.utime(tmp_path / "objects" / cache.key(sources[0]) / ".entry.json")  # as another process does
         cache.open(sources[100])
         assert held(cache) == {0, *range(2, 101)}
@@ -112,7 +112,7 @@ class TestEviction:
         """An object is as urgent as it is to the job that needs it first, in that job's pace."""
         cache = Cache(tmp_path, max_bytes=2 * ROOM)
         sources = stored(server, cache, 3)
-        one, other = Future(cache.folder), Future(cache.folder)
+        one, other = UsePublisher(cache.folder), UsePublisher(cache.folder)
         one.publish(uses(names(sources[:2]), [500, 100], [500, 100]))
         other.publish(uses(names(sources[:1]), [50], [50]))
         cache.open(sources[0])
@@ -126,15 +126,15 @@ class TestEviction:
 
     def test_ranges_are_read_where_no_job_wants_a_copy(self, tmp_path: Path) -> None:
         cache = Cache(tmp_path)
-        one, other = Future(cache.folder), Future(cache.folder)
-        one.publish(uses(["x", "y"], 0, 9, whole=[False, False]))
-        other.publish(uses(["y", "z"], 0, 9, whole=[True, True]))
-        wanted = [cache.futures().wants_ranges(object_name(url)) for url in "xyzw"]
+        one, other = UsePublisher(cache.folder), UsePublisher(cache.folder)
+        one.publish(uses(["x", "y"], 0, 9, copied=[False, False]))
+        other.publish(uses(["y", "z"], 0, 9, copied=[True, True]))
+        wanted = [cache.planned_uses().prefer_ranges(object_name(url)) for url in "xyzw"]
         assert wanted == [True, False, False, False]
 
 
 def _publish_and_wait(folder: str, ready: Any) -> None:
-    future = Future(Path(folder))
+    future = UsePublisher(Path(folder))
     future.publish(uses(["x"], 5, 5))
     ready.set()
     signal.pause()
@@ -149,10 +149,10 @@ class TestLife:
         process.start()
         assert ready.wait(60)
         asked = np.array([object_name("x")], np.uint64)
-        assert np.isfinite(Futures(tmp_path).due(asked)).all()
+        assert np.isfinite(PlannedUses(tmp_path).due(asked)).all()
         process.kill()
         process.join()
-        assert np.isinf(Futures(tmp_path).due(asked)).all()
+        assert np.isinf(PlannedUses(tmp_path).due(asked)).all()
         assert list((tmp_path / "futures").iterdir()) == []
 
     def test_a_fork_does_not_keep_its_parent_alive(self, tmp_path: Path) -> None:
@@ -161,40 +161,44 @@ class TestLife:
         process = context.Process(target=_publish_fork_and_wait, args=(str(tmp_path), ready, child))
         process.start()
         assert ready.wait(60)
-        assert len(Futures(tmp_path).jobs) == 1
+        assert len(PlannedUses(tmp_path).jobs) == 1
         process.kill()
         process.join()
         try:
-            assert Futures(tmp_path).jobs == []
+            assert PlannedUses(tmp_path).jobs == []
         finally:
             assert child.value > 1
             os.kill(child.value, signal.SIGKILL)
 
     def test_a_child_does_not_end_what_its_parent_wants(self, tmp_path: Path) -> None:
-        future = Future(tmp_path)
+        future = UsePublisher(tmp_path)
         future.publish(uses(["x"], 5, 5))
         process = multiprocessing.get_context("fork").Process(target=future.close)
         process.start()
         process.join()
-        assert len(Futures(tmp_path).jobs) == 1
+        assert len(PlannedUses(tmp_path).jobs) == 1
         future.close()
-        assert Futures(tmp_path).jobs == []
+        assert PlannedUses(tmp_path).jobs == []
 
     def test_a_use_that_is_over(self, tmp_path: Path) -> None:
-        future = Future(tmp_path)
+        future = UsePublisher(tmp_path)
         future.publish(uses(["a", "b"], [10, 10], [20, 20], [100, NEVER]), position=5)
         asked = np.array([object_name("a"), object_name("b"), object_name("c")], np.uint64)
-        assert Futures(tmp_path).due(asked).tolist() == [0.005, 0.005, np.inf]  # a millisecond each, as long as unknown
+        assert PlannedUses(tmp_path).due(asked).tolist() == [
+            0.005,
+            0.005,
+            np.inf,
+        ]  # a millisecond each, as long as unknown
         future.advance(15)
-        assert Futures(tmp_path).due(asked).tolist() == [0.0, 0.0, np.inf]
+        assert PlannedUses(tmp_path).due(asked).tolist() == [0.0, 0.0, np.inf]
         future.advance(21)
-        due = Futures(tmp_path).due(asked)
+        due = PlannedUses(tmp_path).due(asked)
         assert 0 < due[0] < np.inf
         assert due[1:].tolist() == [np.inf, np.inf]
 
 
 def _publish_fork_and_wait(folder: str, ready: Any, child: Any) -> None:
-    future = Future(Path(folder))
+    future = UsePublisher(Path(folder))
     future.publish(uses(["x"], 5, 5))
     if forked := os.fork():
         child.value = forked  # which both share
