@@ -37,8 +37,10 @@ INTERNAL = {
     *(f"penstock.order.{name}" for name in ("BlockShuffle", "NodeShuffle", "SHUFFLES", "derive_key")),
     *(f"penstock.shards.{name}" for name in ("Member", "base_and_extension", "compression_of", "group", "open_stream")),
     *(f"penstock.shards.{name}" for name in ("split_name", "walk", "walk_stream")),
-    *(f"penstock.storage.{name}" for name in ("UNWRITABLE", "file_lock", "grown", "io_error", "is_writable")),
-    *(f"penstock.storage.{name}" for name in ("kept_path", "write_atomically", "write_kept")),
+    *(
+        f"penstock.storage.{name}"
+        for name in ("UNWRITABLE", "file_lock", "io_error", "is_writable", "write_atomically")
+    ),
     *(f"penstock.tools.planning.{name}" for name in ("Dealing", "Packing", "check_dealing", "deal", "epochs_of")),
     *(f"penstock.tools.planning.{name}" for name in ("memory_of", "needs_of", "start_up_of")),
     *(f"penstock.tools.quality.{name}" for name in ("Invertible", "classes_in", "runs_in")),

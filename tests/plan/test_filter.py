@@ -95,7 +95,7 @@ def test_a_full_disk_leaves_the_rows_in_memory(cache: Path, monkeypatch: pytest.
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("penstock.storage.derived.write_kept", full)
+    monkeypatch.setattr("penstock.storage.derived.write_derived", full)
     mask = np.random.default_rng(0).random(1 << 20) < 0.5
     with pytest.warns(UserWarning, match="No space left on device"):
         kept = KeptRows.of_mask(mask)

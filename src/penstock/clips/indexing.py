@@ -36,7 +36,7 @@ from penstock.errors import (
 from penstock.progress import progress_bar
 from penstock.storage import Storage
 from penstock.storage.cache import UNWRITABLE, file_lock
-from penstock.storage.derived import kept_path, load_or_write, write_kept
+from penstock.storage.derived import derived_path, load_or_write, write_derived
 from penstock.storage.files import io_error
 from penstock.storage.parallel_requests import in_threads
 from penstock.storage.urls import is_remote, path_of, shown, unsigned
@@ -86,7 +86,7 @@ def open_index(
 
     if path is not None:
         return _at(Path(path), kind, opened, write, renew=renew)
-    place = kept_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
+    place = derived_path("clips", f"{_key(kind, named, _versions(named.addresses, storage))}.arrow")
     with _wrapped(place, (*UNWRITABLE, errno.ENOENT)):
         found = _kept(place, opened) if renew else None
         if found is not None and any(found.column("error")):
@@ -104,7 +104,7 @@ def _at(
         check_is_index(place, kind)  # overwrite only indexes
     with _wrapped(place, ()), file_lock(place):
         if renew or not place.exists():  # another process may have built it meanwhile
-            with write_kept(place) as out:
+            with write_derived(place) as out:
                 write(out)
         return opened(place)
 

@@ -42,8 +42,8 @@ from penstock.images.entries import (
     whole_rows,
 )
 from penstock.manifest import Manifest
-from penstock.storage import grown, io_error, is_remote, kept_path
-from penstock.storage.derived import load_or_write
+from penstock.storage import io_error, is_remote
+from penstock.storage.derived import count_growth, derived_path, load_or_write
 
 __all__ = ["LearnedIndex", "find_index", "learned_path"]
 
@@ -102,7 +102,7 @@ def _place(name: str, cache_dir: str | None) -> Path:
     if cache_dir is not None:
         return Path(cache_dir) / name
     try:
-        return kept_path("entries", name)
+        return derived_path("entries", name)
     except PenstockError:
         raise
     except OSError as error:
@@ -186,7 +186,7 @@ class LearnedIndex(ImageIndex):
         # Without O_APPEND: with it, Linux ignores the offset of pwrite.
         with self._opened() as file:
             _written(os.pwrite(file, line, TABLE + row * ROW.size), line)
-        if not grown(self.path, len(entries)):
+        if not count_growth(self.path, len(entries)):
             self._stop(f"{self.path}: no more entries are stored: the cached files exceed half of the free disk space")
 
     @contextmanager

@@ -31,8 +31,9 @@ import xxhash
 
 from penstock.errors import StorageUnavailableError
 from penstock.shards.shard_file import Facts
-from penstock.storage import UNWRITABLE, kept_path, write_kept
+from penstock.storage import UNWRITABLE
 from penstock.storage.backend import Stat
+from penstock.storage.derived import derived_path, write_derived
 from penstock.storage.transfer import rank_note
 from penstock.storage.urls import shown
 
@@ -54,10 +55,10 @@ class SharedFacts:
 
     def write(self, facts: Sequence[Facts]) -> None:
         """Write the facts of all shards. If the disk is full or read-only, other processes read the shards."""
-        path = kept_path("shards", self._name)
+        path = derived_path("shards", self._name)
         try:
             path.parent.mkdir(exist_ok=True)
-            with write_kept(path) as file:
+            with write_derived(path) as file:
                 file.write(json.dumps([_packed(one) for one in facts]).encode())
         except OSError as error:
             if error.errno not in UNWRITABLE:
@@ -66,7 +67,7 @@ class SharedFacts:
     def read(self) -> list[Facts]:
         """Return the facts; none if they were not written, or were written on another machine."""
         try:
-            return [_unpacked(one) for one in json.loads(kept_path("shards", self._name).read_bytes())]
+            return [_unpacked(one) for one in json.loads(derived_path("shards", self._name).read_bytes())]
         except OSError:
             return []
 

@@ -12,7 +12,8 @@ import xxhash
 
 from penstock.errors import DataFileIOError, ManifestError
 from penstock.images.files import EXTENSIONS
-from penstock.storage import io_error, kept_path, write_kept
+from penstock.storage import io_error
+from penstock.storage.derived import derived_path, write_derived
 
 __all__ = ["list_arrays", "list_images"]
 
@@ -96,9 +97,9 @@ def _write(lines: list[bytes], folder: str | os.PathLike[str], path: Path | None
     """
     content = b"".join(lines)
     key = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)) + b"\0" + content)
-    where = kept_path("folders", f"{key}.txt") if path is None else path
+    where = derived_path("folders", f"{key}.txt") if path is None else path
     if not where.exists() or where.read_bytes() != content:
         where.parent.mkdir(parents=True, exist_ok=True)
-        with write_kept(where) as file:
+        with write_derived(where) as file:
             file.write(content)
     return where

@@ -12,31 +12,11 @@ from typing import TYPE_CHECKING
 
 from penstock import lazy
 
-__all__ = [
-    "UNWRITABLE",
-    "Cache",
-    "File",
-    "RemoteSource",
-    "Source",
-    "Storage",
-    "cache_root",
-    "file_lock",
-    "grown",
-    "io_error",
-    "is_remote",
-    "is_writable",
-    "kept_path",
-    "list_objects",
-    "local_path",
-    "open_source",
-    "read_object",
-    "write_atomically",
-    "write_kept",
-]
+__all__ = ["UNWRITABLE", "Cache", "File", "RemoteSource", "Source", "Storage", "cache_root", "file_lock", "io_error"]
+__all__ += ["is_remote", "is_writable", "list_objects", "local_path", "open_source", "read_object", "write_atomically"]
 
 if TYPE_CHECKING:
     from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
-    from penstock.storage.derived import grown, kept_path, write_kept
     from penstock.storage.files import File, io_error
     from penstock.storage.remote import (
         RemoteSource,
@@ -50,27 +30,17 @@ if TYPE_CHECKING:
     from penstock.storage.store import Cache
     from penstock.storage.urls import is_remote
 
+_REMOTE = ("RemoteSource", "Source", "Storage", "list_objects", "local_path", "open_source", "read_object")
+_LOCAL = ("UNWRITABLE", "cache_root", "file_lock", "is_writable", "write_atomically")
+
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "UNWRITABLE": "cache",
+        **dict.fromkeys(_REMOTE, "remote"),
+        **dict.fromkeys(_LOCAL, "cache"),
         "Cache": "store",
-        "RemoteSource": "remote",
-        "Source": "remote",
         "File": "files",
-        "Storage": "remote",
-        "cache_root": "cache",
-        "file_lock": "cache",
-        "grown": "derived",
         "io_error": "files",
         "is_remote": "urls",
-        "is_writable": "cache",
-        "kept_path": "derived",
-        "list_objects": "remote",
-        "local_path": "remote",
-        "open_source": "remote",
-        "read_object": "remote",
-        "write_atomically": "cache",
-        "write_kept": "derived",
     },
 )

@@ -36,18 +36,8 @@ from penstock.errors import DataFileIOError, PenstockError
 from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, remove_abandoned, write_atomically
 
 __all__ = [
-    "KINDS",
-    "KeptFile",
-    "array_in_memory",
-    "bound",
-    "clear",
-    "derived_array",
-    "grown",
-    "keep_bound",
-    "kept_files",
-    "kept_path",
-    "load_or_write",
-    "write_kept",
+    *("KINDS", "DerivedFile", "array_in_memory", "clear", "count_growth", "derived_array", "derived_files"),
+    *("derived_path", "evict", "limit_given", "load_or_write", "write_derived"),
 ]
 
 KINDS = {
@@ -75,7 +65,7 @@ _LEASE = 60.0  # seconds
 
 
 @dataclass(frozen=True)
-class KeptFile:
+class DerivedFile:
     """A derived file, or several files of one name; ``used`` is a time of `time.time`."""
 
     kind: str
@@ -85,7 +75,7 @@ class KeptFile:
     inodes: frozenset[int]
 
 
-def kept_path(kind: str, name: str) -> Path:
+def derived_path(kind: str, name: str) -> Path:
     """Return the path of a derived file, whether it exists or not; mark an existing one as used now.
 
     Raises:
@@ -151,7 +141,7 @@ def derived_array(
         out.write(header)
 
     try:
-        path = kept_path(kind, name) if folder is None else Path(folder) / name
+        path = derived_path(kind, name) if folder is None else Path(folder) / name
         return load_or_write([path], load, write_table)
     except OSError as error:
         if isinstance(error, PenstockError) or error.errno not in UNWRITABLE or folder is not None:
@@ -179,12 +169,12 @@ def _header(key: bytes, size: int, begin: bytes) -> bytes:
 def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write: Callable[[BinaryIO], object]) -> T:
     """Return what ``load`` finds at the first of these paths that has it; else write a file, and load that.
 
-    One process of the machine writes the file, by `write_kept`, while others wait.
+    One process of the machine writes the file, by `write_derived`, while others wait.
 
     Args:
         paths: best first. The file is written to the first one that can be written; the folder of the last is created.
         load: returns None if the file at the path is missing, damaged or out of date.
-        write: writes the file.
+        write: writes the content.
 
     Raises:
         OSError: the file cannot be written; ``filename`` is its path.
@@ -204,7 +194,7 @@ def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write
             try:
                 if last:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                with write_kept(path) as out:
+                with write_derived(path) as out:
                     write(out)
                 break
             except OSError as error:
@@ -220,60 +210,54 @@ def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write
 
 
 @contextlib.contextmanager
-def write_kept(path: Path) -> Iterator[BinaryIO]:
-    """Write a file as `write_atomically` does; if it is a derived file, make room for it afterwards.
+def write_derived(path: Path) -> Iterator[BinaryIO]:
+    """Write a file as `write_atomically` does; if it is a derived file, evict others afterwards.
 
     Raises:
         OSError: the disk fails or is full.
     """
     with write_atomically(path) as file:
         yield file
-    grown(path, path.stat().st_size)
+    count_growth(path, path.stat().st_size)
 
 
-def grown(path: Path, size: int) -> bool:
-    """Count bytes that were added to a file; if it is a derived file, make room for them.
+_left = [0]
+"""The bytes that this process may write before it must measure all derived files again."""
+
+
+def count_growth(path: Path, size: int) -> bool:
+    """Count bytes that were added to a file; if it is a derived file, evict others as needed.
 
     Returns whether it may grow further: False if the derived files exceed the limit and no other one can be evicted.
     """
-    is_kept = path.parent.name in KINDS and path.parent.parent == cache_root()
-    return not is_kept or _Room.taken(path, size)
+    if path.parent.name not in KINDS or path.parent.parent != cache_root():
+        return True
+    _left[0] -= size
+    if _left[0] >= 0:
+        return True
+    held, limit = evict(but=path.stem)
+    _left[0] = max(limit // 64, (limit - held) // 2)
+    return held <= limit
 
 
-class _Room:
-    """The bytes that this process may write before it must measure all derived files again."""
-
-    left = 0
-
-    @classmethod
-    def taken(cls, path: Path, size: int) -> bool:
-        """Return whether the files are within the limit after a file has grown by this many bytes."""
-        cls.left -= size
-        if cls.left >= 0:
-            return True
-        held, limit = keep_bound(but=path.stem)
-        cls.left = max(limit // 64, (limit - held) // 2)
-        return held <= limit
-
-
-def bound(held: int) -> int:
+def limit_given(held: int) -> int:
     """Return the limit in bytes, given the bytes held now."""
     return (shutil.disk_usage(cache_root()).free + held) // 2
 
 
-def keep_bound(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
+def evict(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
     """Evict the least recently used files until the rest is within the limit.
 
     Args:
-        limit: in bytes, by default `bound`.
+        limit: in bytes, by default `limit_given`.
         but: the name, without its suffix, of a file that stays.
 
     Returns:
         The bytes held now, and the limit.
     """
-    files = list(kept_files())
+    files = list(derived_files())
     held = sum(file.size for file in files)
-    limit = bound(held) if limit is None else limit
+    limit = limit_given(held) if limit is None else limit
     now, mapped = time.time(), _mapped() if held > limit else frozenset()
     for file in sorted(files, key=lambda file: file.used):
         fresh = -_LEASE < now - file.used <= _LEASE  # a clock that was set back must not keep it forever
@@ -291,14 +275,14 @@ def clear(*, unused_for: float = 0.0) -> tuple[int, int, int]:
         without locks.
     """
     now, mapped, count, size, stay = time.time(), _mapped(), 0, 0, 0
-    for file in list(kept_files()):
+    for file in list(derived_files()):
         if now - file.used >= unused_for:
             removed, counts = _remove(file, mapped), int(file.kind != "locks")
             count, size, stay = count + counts * removed, size + file.size * removed, stay + counts * (not removed)
     return count, size, stay
 
 
-def kept_files() -> Iterator[KeptFile]:
+def derived_files() -> Iterator[DerivedFile]:
     """Yield all derived files, by kind and name; remove partial files of killed processes on the way."""
     for kind in KINDS:
         names: dict[str, list[os.DirEntry[str]]] = {}
@@ -314,10 +298,10 @@ def kept_files() -> Iterator[KeptFile]:
                 paths = tuple(Path(entry.path) for entry in names[stem])
                 used = max(max(state.st_atime, state.st_mtime) for state in states)
                 inodes = frozenset(entry.inode() for entry in names[stem])
-                yield KeptFile(kind, paths, sum(state.st_size for state in states), used, inodes)
+                yield DerivedFile(kind, paths, sum(state.st_size for state in states), used, inodes)
 
 
-def _remove(file: KeptFile, mapped: frozenset[int]) -> bool:
+def _remove(file: DerivedFile, mapped: frozenset[int]) -> bool:
     """Remove a file unless it is in use; return whether it was removed."""
     from filelock import FileLock  # imported late, as in `file_lock`
 

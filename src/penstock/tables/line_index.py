@@ -27,8 +27,8 @@ import zstandard
 from penstock.errors import DataFileError, DataFileIOError
 from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
 from penstock.progress import progress_bar
-from penstock.storage import UNWRITABLE, io_error, kept_path, write_kept
-from penstock.storage.derived import load_or_write
+from penstock.storage import UNWRITABLE, io_error
+from penstock.storage.derived import derived_path, load_or_write, write_derived
 from penstock.tables.frames import find_frames, is_gzip, is_zstd, stream
 
 __all__ = ["LineIndex", "find_index", "open_index"]
@@ -107,7 +107,7 @@ def open_index(
 
 
 def _place(identity: bytes) -> Path:
-    return kept_path("lines", f"{xxhash.xxh3_128_hexdigest(b'%d %s' % (_VERSION, identity))}.idx")
+    return derived_path("lines", f"{xxhash.xxh3_128_hexdigest(b'%d %s' % (_VERSION, identity))}.idx")
 
 
 def _load(path: Path) -> LineIndex | None:
@@ -156,7 +156,7 @@ def _make(name: str, data: npt.NDArray[np.uint8], out: BinaryIO, copy: Path, pro
                 out.seek(0)
                 out.truncate()
         # The index appears last, so that its copy exists.
-        with write_kept(copy) as copied:
+        with write_derived(copy) as copied:
             _write(name, out, _copied(stream(name, data, advance), copied, frames), frames, copied=True)
 
 

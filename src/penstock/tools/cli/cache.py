@@ -18,7 +18,7 @@ from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.storage.cache_entry import Entry
-    from penstock.storage.derived import KeptFile
+    from penstock.storage.derived import DerivedFile
     from penstock.storage.store import Cache
 
 __all__ = ["app"]
@@ -77,13 +77,13 @@ def _job_in_words(job: dict[str, Any]) -> str:
     return f"process {job['pid']} at {job['position']:,} {needed}"
 
 
-def _kept(folder: Path | None) -> dict[str, list[KeptFile]]:
+def _kept(folder: Path | None) -> dict[str, list[DerivedFile]]:
     """Return the files derived from local data, by kind. A cache given with --folder has none."""
-    from penstock.storage.derived import KINDS, kept_files
+    from penstock.storage.derived import KINDS, derived_files
 
-    found: dict[str, list[KeptFile]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[DerivedFile]] = {kind: [] for kind in KINDS}
     if folder is None:
-        for file in kept_files():
+        for file in derived_files():
             found[file.kind].append(file)
     return found
 
@@ -106,7 +106,7 @@ def info(
 
     It holds copies of remote objects, and files derived from local data, such as the line offsets of a file.
     """
-    from penstock.storage.derived import KINDS, bound
+    from penstock.storage.derived import KINDS, limit_given
 
     cache, kept = _cache(folder), _kept(folder)
     made = sum(file.size for files in kept.values() for file in files)
@@ -129,7 +129,7 @@ def info(
                     if files
                 },
                 "made_bytes": made,
-                "made_max_bytes": bound(made),
+                "made_max_bytes": limit_given(made),
             }
         )
         return
@@ -149,7 +149,7 @@ def info(
     if not every and len(entries) > _SHOWN:
         out.print(f"{len(entries) - _SHOWN:,} more (--all)")
     if made:
-        rows = [("limit", f"{byte_size(bound(made))} (half of the free disk space)")]
+        rows = [("limit", f"{byte_size(limit_given(made))} (half of the free disk space)")]
         for kind, files in kept.items():
             if files:
                 size, used = sum(file.size for file in files), max(file.used for file in files)

@@ -27,8 +27,8 @@ from video_support import write_video
 import penstock as ps
 from penstock.errors import DataFileIOError
 from penstock.images.learned_index import LearnedIndex
-from penstock.storage import cache_root, file_lock, kept_path, write_kept
-from penstock.storage.derived import KINDS, KeptFile, _Room, clear, keep_bound, kept_files
+from penstock.storage import cache_root, derived, file_lock
+from penstock.storage.derived import KINDS, DerivedFile, clear, derived_files, derived_path, evict, write_derived
 from penstock.tools.cli.app import app
 
 Disk = namedtuple("Disk", "total used free")
@@ -51,9 +51,9 @@ def run(*arguments: object) -> Any:
 
 def write(name: str, size: int = 1000, *, days: float = 0.0, kind: str = "classes") -> Path:
     """Keep a file that was used so many days ago."""
-    path = kept_path(kind, name)
+    path = derived_path(kind, name)
     path.parent.mkdir(exist_ok=True)
-    with write_kept(path) as file:
+    with write_derived(path) as file:
         file.write(bytes(size))
     os.utime(path, (time.time() - days * DAY,) * 2)
     return path
@@ -61,18 +61,18 @@ def write(name: str, size: int = 1000, *, days: float = 0.0, kind: str = "classe
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_in_the_place_of_a_file_is_named(kind: str) -> None:
-    path = kept_path(kind, "a.x")
+    path = derived_path(kind, "a.x")
     path.mkdir(parents=True)
     with pytest.raises(DataFileIOError, match=rf"{path} is a folder, but should be a file \({KINDS[kind]}\)"):
-        kept_path(kind, "a.x")
+        derived_path(kind, "a.x")
 
 
 def names() -> list[str]:
-    return [path.name for file in kept_files() for path in sorted(file.paths)]
+    return [path.name for file in derived_files() for path in sorted(file.paths)]
 
 
-def of_kind(kind: str) -> list[KeptFile]:
-    return [file for file in kept_files() if file.kind == kind]
+def of_kind(kind: str) -> list[DerivedFile]:
+    return [file for file in derived_files() if file.kind == kind]
 
 
 def make_all(server: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_what_is_made_is_listed_and_cleared(folder: Path, server: Any) -> None:
     cleared = run("clear", "--json")
     counted = sum(found["count"] for kind, found in about.items() if kind != "locks")
     assert cleared["made_removed"] + cleared["made_in_use"] == counted
-    assert run("info", "--json")["made_bytes"] == sum(file.size for file in kept_files())
+    assert run("info", "--json")["made_bytes"] == sum(file.size for file in derived_files())
     assert ps.JsonFiles("a.jsonl.gz")[69_999] == {"number": 69_999}  # made again
 
 
@@ -137,7 +137,7 @@ def test_what_a_living_process_has_mapped_stays() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"mapped\n"
-        assert keep_bound(1500) == (1000, 1500)
+        assert evict(1500) == (1000, 1500)
         assert names() == ["mapped.classes"]
         assert not other.exists()
         assert clear() == (0, 0, 1)
@@ -150,47 +150,47 @@ def test_what_is_being_made_stays() -> None:
     path = write("a.classes", days=1)
     with file_lock(path):
         assert clear() == (0, 0, 1)
-        assert keep_bound(0) == (1000, 0)
+        assert evict(0) == (1000, 0)
     assert clear() == (1, 1000, 0)
 
 
 def test_the_least_recently_used_goes_first() -> None:
     for days, kind in ((3, "classes"), (1, "lines"), (2, "filters"), (0, "tokens")):
         write(f"{days}.x", days=days, kind=kind)
-    assert keep_bound(4000, but="") == (4000, 4000)
+    assert evict(4000, but="") == (4000, 4000)
     assert sorted(names()) == ["0.x", "1.x", "2.x", "3.x"]
-    kept_path("classes", "3.x")  # is used now
-    assert keep_bound(3000) == (3000, 3000)
+    derived_path("classes", "3.x")  # is used now
+    assert evict(3000) == (3000, 3000)
     assert sorted(names()) == ["0.x", "1.x", "3.x"]
-    assert keep_bound(0, but="1") == (3000, 0)  # the others were used in the last minute
-    assert keep_bound(0) == (2000, 0)
+    assert evict(0, but="1") == (3000, 0)  # the others were used in the last minute
+    assert evict(0) == (2000, 0)
     assert sorted(names()) == ["0.x", "3.x"]
 
 
 def test_being_used_does_not_change_a_file() -> None:
     path = write("a.classes", days=5)
     before = path.stat()
-    assert kept_path("classes", "a.classes").stat().st_mtime_ns == before.st_mtime_ns
+    assert derived_path("classes", "a.classes").stat().st_mtime_ns == before.st_mtime_ns
     assert time.time() - of_kind("classes")[0].used < DAY
 
 
 def test_files_of_one_name_go_together() -> None:
     write("a.idx", 10, days=2, kind="lines")
     write("a.zst", 90, days=1, kind="lines")
-    (file,) = kept_files()
+    (file,) = derived_files()
     assert (file.size, len(file.paths)) == (100, 2)
-    assert keep_bound(99) == (0, 99)
+    assert evict(99) == (0, 99)
     assert names() == []
 
 
 def test_writing_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     write("old.classes", 5000, days=3)
     write("new.classes", 5000, days=2)
-    _Room.left = 0
+    derived._left[0] = 0
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 10**9, 4000))
     write("newest.classes", 3000)  # 13,000 bytes, where half of 17,000 may be kept
     assert names() == ["new.classes", "newest.classes"]
-    with write_kept(Path("elsewhere.classes")) as file:
+    with write_derived(Path("elsewhere.classes")) as file:
         file.write(bytes(100_000))
     assert Path("elsewhere.classes").stat().st_size == 100_000
 
@@ -200,18 +200,18 @@ def test_locks_do_not_add_up() -> None:
         lock = file_lock(f"{number}.x")
         os.utime(lock.lock_file, (time.time() - DAY,) * 2)
     with lock:
-        keep_bound(100)
+        evict(100)
         assert [str(path) for file in of_kind("locks") for path in file.paths] == [lock.lock_file]
-    assert keep_bound(100) == (0, 100)
+    assert evict(100) == (0, 100)
     assert names() == []
 
 
 def test_a_process_counts_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    _Room.left = 0
+    derived._left[0] = 0
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 10**9, 64_000))
     for number in range(40):
         write(f"{number:02}.classes", 10_000, days=40 - number)
-    assert sum(file.size for file in kept_files()) <= 64_000 * 1.5
+    assert sum(file.size for file in derived_files()) <= 64_000 * 1.5
     assert "39.classes" in names()
     assert "00.classes" not in names()
 
