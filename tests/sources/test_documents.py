@@ -19,8 +19,7 @@ import penstock as ps
 from penstock.errors import ConfigError, DataFileChangedError, DataFileError, DataFileIOError
 from penstock.sources.tokens import DocumentFiles
 from penstock.storage import cache_root
-from penstock.tokens.folder import TokenFolder
-from penstock.tokens.writer import ShardWriter
+from penstock.tokens.folder import ShardWriter, TokenFolder
 
 Documents = list[list[int]]
 

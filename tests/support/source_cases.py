@@ -26,9 +26,8 @@ from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
 from penstock.sources.tokens import DocumentFiles, TokenFiles
-from penstock.tokens.folder import TokenFolder
+from penstock.tokens.folder import ShardWriter, TokenFolder
 from penstock.tokens.megatron import write_index
-from penstock.tokens.writer import ShardWriter
 
 PER_FILE = 4
 """Rows of a file, where a source has several."""

@@ -21,8 +21,7 @@ from penstock.plan.share import MiniEpoch
 from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
-from penstock.tokens.texts import COLUMN, check_column, texts_of
-from penstock.tokens.tokenizer import IdsOf, TextTokenizer
+from penstock.tokens.tokenizer import COLUMN, IdsOf, TextTokenizer, check_column, texts_of
 
 __all__ = ["TokenizedDataset"]
 

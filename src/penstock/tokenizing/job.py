@@ -33,11 +33,9 @@ from penstock.progress import progress_bar
 from penstock.samplers.identity import holds_a_share
 from penstock.storage import file_lock
 from penstock.tokenizing.workers import Run, Work, start
-from penstock.tokens.folder import INDEX, NAME, Shard, TokenFolder
+from penstock.tokens.folder import INDEX, NAME, Shard, ShardWriter, TokenFolder
 from penstock.tokens.megatron import CODES
-from penstock.tokens.texts import COLUMN, check_column
-from penstock.tokens.tokenizer import TextTokenizer
-from penstock.tokens.writer import ShardWriter
+from penstock.tokens.tokenizer import COLUMN, TextTokenizer, check_column
 from penstock.wording import kind_text
 
 __all__ = ["FORMATS", "TokenizeReport", "tokenize"]

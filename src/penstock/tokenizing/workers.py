@@ -20,8 +20,7 @@ from penstock.datasets.rows import load_rows
 from penstock.errors import DataFileError, WorkerError
 from penstock.plan.source import Source
 from penstock.processes import process_pool
-from penstock.tokens.texts import texts_of
-from penstock.tokens.tokenizer import NO_THREADS, TextTokenizer
+from penstock.tokens.tokenizer import NO_THREADS, TextTokenizer, texts_of
 
 __all__ = ["Run", "Work", "start"]
 

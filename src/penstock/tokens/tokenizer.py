@@ -1,4 +1,4 @@
-"""`TextTokenizer`: encode text to token ids with any tokenizer; picklable.
+"""`TextTokenizer`: encode text to token ids with any tokenizer; picklable. And the texts of samples.
 
     tokenizer = TextTokenizer("tokenizer.json", append_eos="<|endoftext|>")
     tokenizer.encode(["a text", "another"])             a list of int64 arrays, one per text
@@ -21,7 +21,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,10 @@ from penstock.errors import ConfigError, DataFileError, DataFileIOError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["NO_THREADS", "IdsOf", "TextTokenizer", "has_rust_threads"]
+__all__ = ["COLUMN", "NO_THREADS", "IdsOf", "TextTokenizer", "check_column", "has_rust_threads", "texts_of"]
+
+COLUMN = "text"
+"""The default text column."""
 
 IdsOf = Callable[[str], Sequence[int]]
 """A user's function from text to ids."""
@@ -51,11 +54,6 @@ def has_rust_threads() -> bool:
     torch = sys.modules.get("torch.utils.data")  # a worker on a Ray cluster is started as a program, too
     is_main = threading.current_thread() is threading.main_thread()
     return torch is None or not is_main or torch.get_worker_info() is None
-
-
-def _is_without_threads() -> bool:
-    """Return whether the environment disables the threads of `tokenizers`, which checks this at each batch."""
-    return os.environ.get(NO_THREADS, "true").lower() in ("", "off", "false", "f", "no", "n", "0")
 
 
 class TextTokenizer:
@@ -84,9 +82,19 @@ class TextTokenizer:
         self.max_length = max_length
         self._json: str | None = None
         self._function: IdsOf | None = None
-        found = _rust_tokenizer(tokenizer)
-        if found is not None:
-            self._json = _as_json(found)
+        module = sys.modules.get("tokenizers")
+        # The fast tokenizers of transformers are wrappers.
+        found = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if isinstance(tokenizer, str | os.PathLike):
+            found, module = _from_file(Path(tokenizer)), _tokenizers()
+        if module is not None and isinstance(found, module.Tokenizer):
+            try:
+                self._json = str(found.to_str())
+            except Exception as error:
+                raise ConfigError(
+                    f"this tokenizer cannot be written as JSON, so it cannot go to workers: {error}. Give a function "
+                    "from text to ids instead"
+                ) from error
         elif callable(tokenizer):
             if not add_special_tokens:
                 raise ConfigError("add_special_tokens=False is for tokenizers; a function decides by itself")
@@ -149,13 +157,22 @@ class TextTokenizer:
         if self._function is not None:
             return [self._finished(_checked(self._function(text))) for text in texts]
         tokenizer, special = self._tokenizer(), self.add_special_tokens
+        # `tokenizers` reads the variable at each batch.
+        without_threads = os.environ.get(NO_THREADS, "true").lower() in ("", "off", "false", "f", "no", "n", "0")
         try:
-            if _is_without_threads() or (len(texts) > 1 and (has_rust_threads() if threads is None else threads)):
+            if without_threads or (len(texts) > 1 and (has_rust_threads() if threads is None else threads)):
                 found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
             else:
                 found = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
         except TypeError:
-            _check_unicode(texts, name)
+            for place, text in enumerate(texts):
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    raise DataFileError(
+                        f"{name(place)} is not valid Unicode: character {error.start} of its text is the lone "
+                        f"surrogate {text[error.start]!r}. Repair it, or leave such samples out"
+                    ) from None
             raise
         return [self._finished(np.array(encoding.ids, np.int64)) for encoding in found]
 
@@ -191,15 +208,6 @@ class TextTokenizer:
         return int(found)
 
 
-def _rust_tokenizer(tokenizer: Any) -> Tokenizer | None:
-    """Return the `tokenizers.Tokenizer` of a file or a wrapper; None for any other object."""
-    if isinstance(tokenizer, str | os.PathLike):
-        return _from_file(Path(tokenizer))
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)  # the fast tokenizers of transformers are wrappers
-    module = sys.modules.get("tokenizers")
-    return backend if module is not None and isinstance(backend, module.Tokenizer) else None
-
-
 def _from_file(path: Path) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -217,33 +225,12 @@ def _from_file(path: Path) -> Tokenizer:
     return found
 
 
-def _as_json(tokenizer: Tokenizer) -> str:
-    try:
-        return str(tokenizer.to_str())
-    except Exception as error:
-        raise ConfigError(
-            f"this tokenizer cannot be written as JSON, so it cannot go to workers: {error}. Give a function from text "
-            "to ids instead"
-        ) from error
-
-
 def _tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
         raise ConfigError("a tokenizer.json needs the package tokenizers: pip install 'penstock[text]'") from error
     return tokenizers
-
-
-def _check_unicode(texts: Sequence[str], name: Callable[[int], str]) -> None:
-    for place, text in enumerate(texts):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataFileError(
-                f"{name(place)} is not valid Unicode: character {error.start} of its text is the lone surrogate "
-                f"{text[error.start]!r}. Repair it, or leave such samples out"
-            ) from None
 
 
 def _checked(ids: Any) -> npt.NDArray[np.int64]:
@@ -253,3 +240,47 @@ def _checked(ids: Any) -> npt.NDArray[np.int64]:
             f"the tokenizer gave {type(ids).__name__} of {found.dtype}, shape {found.shape}: ids are integers in a row"
         )
     return found.astype(np.int64)
+
+
+def check_column(columns: Any, column: str) -> None:
+    """Check that a source has this column, if its columns are known.
+
+    Raises:
+        ConfigError: the column is missing; the message lists the existing ones.
+    """
+    if isinstance(columns, list | tuple) and column not in columns:
+        raise ConfigError(f"there is no column {column!r}: the columns are {', '.join(map(str, columns))}; see column=")
+
+
+def texts_of(samples: Sequence[Any], column: str, name: Callable[[int], str]) -> list[str]:
+    """Return the texts of samples.
+
+    Args:
+        samples: strings or mappings.
+        column: the text column of a mapping.
+        name: returns the name of a sample for messages, given its position in ``samples``.
+
+    Raises:
+        ConfigError: a sample of another type.
+        DataFileError: a mapping without this column, or whose column does not hold text.
+    """
+    texts = []
+    for place, sample in enumerate(samples):
+        text = sample
+        if not isinstance(sample, str):
+            if not isinstance(sample, Mapping):
+                kind = type(sample).__name__
+                raise ConfigError(f"{name(place)} is {kind}: samples are text, or dicts with a column of text")
+            if column not in sample:
+                raise DataFileError(
+                    f"{name(place)} has no column {column!r}: the columns are {', '.join(map(str, sample))}. Leave "
+                    "such samples out, or see column="
+                )
+            text = sample[column]
+            if not isinstance(text, str):
+                raise DataFileError(
+                    f"{name(place)} has {type(text).__name__} in the column {column!r}, not text: leave such samples "
+                    "out"
+                )
+        texts.append(text)
+    return texts
