@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from penstock.datasets.arrays import ArrayDataset, LoadArray
     from penstock.datasets.audio import AudioDataset
     from penstock.datasets.counting import count_lengths
-    from penstock.datasets.documents import DocumentDataset
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.lerobot import LeRobotDataset
     from penstock.datasets.mds import MDSDataset
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.datasets.subset import Subset
     from penstock.datasets.tables import TableDataset
     from penstock.datasets.tokenized import TokenizedDataset
-    from penstock.datasets.tokens import TokenDataset
+    from penstock.datasets.tokens import DocumentDataset, TokenDataset
     from penstock.datasets.video import VideoDataset
 
 __getattr__, __dir__ = lazy.names(
@@ -61,7 +60,7 @@ __getattr__, __dir__ = lazy.names(
     {
         "ArrayDataset": "arrays",
         "AudioDataset": "audio",
-        "DocumentDataset": "documents",
+        "DocumentDataset": "tokens",
         "ImageDataset": "images",
         "LeRobotDataset": "lerobot",
         "LoadArray": "arrays",

@@ -47,11 +47,8 @@ class ArrayDataset(SourceDataset):
         storage: access to object stores, see `penstock.storage.Storage`.
 
     Raises:
-        ConfigError, PartitionError: invalid arguments.
-        DataFileIOError: a file is missing or not readable.
-        DataFileError: a file is not a numeric array, is truncated, or differs from the others in dtype or shape.
-        DataFileChangedError: (on access) a file was truncated or modified since it was opened.
-        ShardIOError: no file matches a pattern.
+        DataFileError: a file is not a numeric array, is truncated, or differs from the others in dtype or shape; for
+            other errors see `penstock.TokenDataset`.
 
     An item is a tensor of the file's dtype (also for scalars), or a tuple of two. With Penstock's loader, and without
     ``load`` or ``collate_fn``, a batch is written in one copy: from the pages of the files into the batch's memory.
@@ -126,9 +123,8 @@ class LoadArray:
         try:
             with stage("decode"):
                 array = np.load(io.BytesIO(data), allow_pickle=False)
-                tensor = torch.from_numpy(
-                    np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-                )
+                native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+                tensor = torch.from_numpy(native.reshape(array.shape))
         # NumPy parses the header as a Python literal, so a damaged header can raise almost any exception.
         except Exception as error:
             what = "is not an .npy file of numbers, or is truncated"

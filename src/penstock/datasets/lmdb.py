@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
-from penstock.errors import ConfigError, ManifestError, ManifestIOError
+from penstock.errors import ConfigError, ManifestError, ManifestIOError, PenstockError
 from penstock.manifest import Record
 from penstock.manifest.scan import BOM
 from penstock.storage.cache import write_atomically
@@ -63,21 +62,24 @@ def write_keys(database: str | os.PathLike[str], manifest: str | os.PathLike[str
         ManifestError: a key contains a line break, or a space or tab at either end, which a manifest cannot represent.
         ManifestIOError: the database cannot be opened, or the manifest cannot be written.
     """
-    count = 0
-    with (
-        _shared(os.fspath(database)).begin() as transaction,
-        _write(os.fspath(manifest)) as file,
-    ):
-        for key in transaction.cursor().iternext(keys=True, values=False):
-            if b"\n" in key or b"\r" in key:
-                raise ManifestError(f"{os.fspath(database)}: the key {key!r} contains a line break")
-            if key != key.strip(b" \t") or key.startswith(BOM):
-                raise ManifestError(
-                    f"{os.fspath(database)}: the key {key!r} begins or ends with a space, a tab or a byte order mark, "
-                    "which a manifest strips: store the value under another key"
-                )
-            file.write(key + b"\n")
-            count += 1
+    name, path, count = os.fspath(database), os.fspath(manifest), 0
+    with _shared(name).begin() as transaction:
+        try:
+            with write_atomically(path) as file:
+                for key in transaction.cursor().iternext(keys=True, values=False):
+                    if b"\n" in key or b"\r" in key:
+                        raise ManifestError(f"{name}: the key {key!r} contains a line break")
+                    if key != key.strip(b" \t") or key.startswith(BOM):
+                        raise ManifestError(
+                            f"{name}: the key {key!r} begins or ends with a space, a tab or a byte order mark, which a "
+                            "manifest strips: store the value under another key"
+                        )
+                    file.write(key + b"\n")
+                    count += 1
+        except OSError as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise ManifestIOError(f"{path} cannot be written: {error.strerror}") from error
     return count
 
 
@@ -89,22 +91,14 @@ def _shared(database: str) -> Any:
     """Return this process's environment of a database."""
     path = os.path.realpath(database)
     with _lock:
-        opened = _environments.get(path)
-        if opened is None or opened[0] != os.getpid():
-            opened = None
+        process, found = _environments.get(path, (0, None))
+        if process != os.getpid():
             # Release an environment inherited from the parent process before opening a new one.
+            found = None
             _environments.pop(path, None)
-            _environments[path] = os.getpid(), _open(path)
-        return _environments[path][1]
-
-
-@contextmanager
-def _write(path: str) -> Iterator[BinaryIO]:
-    try:
-        with write_atomically(path) as file:
-            yield file
-    except OSError as error:
-        raise ManifestIOError(f"{path} cannot be written: {error.strerror}") from error
+            found = _open(path)
+            _environments[path] = os.getpid(), found
+        return found
 
 
 def _open(database: str) -> Any:

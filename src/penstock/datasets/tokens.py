@@ -1,8 +1,12 @@
-"""`TokenDataset`: token sequences of a fixed length for language models, in memory-mapped files.
+"""Tokens in memory-mapped files, for language models: `TokenDataset`, sequences of one length, and `DocumentDataset`.
 
 dataset = TokenDataset("tokens-*.bin", 2049, stride=2048, dtype="uint16", seed=0)
 for batch in DataLoader(dataset, batch_size=64, num_workers=1):     # int64 (64, 2049)
     inputs, targets = batch[:, :-1], batch[:, 1:]
+
+documents = DocumentDataset("tokens", seed=0)       # a folder that `penstock tokenize` wrote
+documents[0]                                        # int64 tensor (tokens,)
+documents.lengths                                   # int32 (rows,), mapped: for packing
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ from penstock.datasets.source_dataset import Empty, SourceDataset
 from penstock.errors import ConfigError
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.sources.tokens import TokenFiles
+from penstock.sources.tokens import DocumentFiles, TokenFiles
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.names import Urls
 
-__all__ = ["TokenDataset", "integers"]
+__all__ = ["DocumentDataset", "TokenDataset"]
 
 
 class TokenDataset(SourceDataset):
@@ -82,7 +86,7 @@ class TokenDataset(SourceDataset):
         **share: Unpack[ShareOptions],
     ) -> None:
         check_share(type(self), share, load)
-        self._type = integers(token_type)
+        self._type = _integers(token_type)
         self.tokens = TokenFiles(
             files,
             sequence_length,
@@ -117,7 +121,60 @@ class TokenDataset(SourceDataset):
         return out
 
 
-def integers(name: str) -> torch.dtype:
+class DocumentDataset(SourceDataset):
+    """Tokenized documents, split across ranks. A map-style dataset of one rank's documents in one mini-epoch.
+
+    Args:
+        files: a folder that ``penstock tokenize`` wrote; Megatron's files, by the name of the ``.idx`` or ``.bin`` file
+            or by their common prefix; or, with ``end_token``, raw token files such as nanoGPT's, or ``.npy`` files.
+            Paths, patterns, braces, ``::``, or a list of these. For a folder in a store, give the address of its
+            ``tokens.json``. Objects in a store are downloaded whole into the local cache when you create the dataset.
+        dtype: NumPy dtype of the integers in raw files, such as "uint16". Other files contain their dtype.
+        end_token: the last token of each document, for files without an index. It stays part of the document.
+        token_type, load, storage, rank, world_size, seed, shuffle, ...: see `TokenDataset`.
+
+    Raises:
+        ConfigError: files that do not record where documents end; and see `TokenDataset`.
+        DataFileError: a folder is incomplete, or an index is damaged or belongs to other tokens.
+
+    Documents have different lengths, so the default collate function cannot stack them: pack them
+    (`penstock.PackedDataset`), or give a ``collate_fn``. An empty document is a tensor without tokens. If a document in
+    Megatron's files consists of several sequences, an item is the whole document.
+
+    Memory use does not depend on the number of documents or tokens: tokens and indexes are mapped, and all processes of
+    a machine share them.
+
+    Megatron's format is defined in `megatron/core/datasets/indexed_dataset.py` of Megatron-LM.
+    """
+
+    releases_gil = True
+
+    def __init__(
+        self,
+        files: Urls,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        end_token: int | None = None,
+        token_type: str = "int64",
+        load: Callable[[torch.Tensor], Any] | None = None,
+        storage: Storage | None = None,
+        **share: Unpack[ShareOptions],
+    ) -> None:
+        check_share(type(self), share, load)
+        _integers(token_type)
+        self.documents = DocumentFiles(files, dtype=dtype, end_token=end_token, token_type=token_type, storage=storage)
+        """The documents, in file order."""
+        super().__init__(self.documents, SharePlan(self.documents, **share), load)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """The number of tokens of each document: int32 of shape (rows,), by row of the files, independent of order and
+        rank. Mapped and read-only. See `penstock.sources.tokens.DocumentFiles.lengths`.
+        """
+        return self.documents.lengths
+
+
+def _integers(name: str) -> torch.dtype:
     """Return the torch dtype of an integer type's name.
 
     Raises:

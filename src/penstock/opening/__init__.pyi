@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from penstock.datasets.arrays import ArrayDataset
 from penstock.datasets.audio import AudioDataset
-from penstock.datasets.documents import DocumentDataset
 from penstock.datasets.images import ImageDataset
 from penstock.datasets.lerobot import LeRobotDataset
 from penstock.datasets.mds import MDSDataset
@@ -14,6 +13,7 @@ from penstock.datasets.rank import RankDataset
 from penstock.datasets.shards import ShardDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.tables import TableDataset
+from penstock.datasets.tokens import DocumentDataset
 from penstock.datasets.tokens import TokenDataset
 from penstock.datasets.video import VideoDataset
 from penstock.images.files import Form

@@ -29,7 +29,11 @@ class ArrayFiles(FilesSource):
     """The rows of concatenated ``.npy`` files with equal dtype and row shape."""
 
     def __init__(self, files: Urls, storage: Storage | None = None) -> None:
-        found = [look_at(_npy(name), None, storage) for name in expand(files, storage)]
+        names = expand(files, storage)
+        for name in names:
+            if not without_query(name).lower().endswith(".npy"):
+                raise ConfigError(f"{name}: rows are read out of .npy files; files of others have load=LoadBytes()")
+        found = [look_at(name, None, storage) for name in names]
         first = found[0]
         for file in found:
             if (file.dtype, file.shape[1:]) != (first.dtype, first.shape[1:]):
@@ -39,7 +43,11 @@ class ArrayFiles(FilesSource):
                 )
         self.maps = MappedFiles(found)
         self.row = first.shape[1:]
-        self.type = _tensor_type(first.path, np.dtype(first.dtype))
+        kind = np.dtype(first.dtype)
+        try:
+            self.type = torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
+        except TypeError:
+            raise DataFileError(f"{first.path} holds {kind}, of which there are no tensors") from None
         self.starts = np.cumsum([0, *(file.shape[0] for file in found)], dtype=np.int64)
 
     def __repr__(self) -> str:
@@ -72,19 +80,6 @@ class ArrayFiles(FilesSource):
 
 def _ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
-
-
-def _npy(name: str) -> str:
-    if not without_query(name).lower().endswith(".npy"):
-        raise ConfigError(f"{name}: rows are read out of .npy files; files of others have load=LoadBytes()")
-    return name
-
-
-def _tensor_type(path: str, kind: np.dtype[Any]) -> torch.dtype:
-    try:
-        return torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
-    except TypeError:
-        raise DataFileError(f"{path} holds {kind}, of which there are no tensors") from None
 
 
 class LabelledArrays(FilesSource):
