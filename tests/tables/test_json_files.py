@@ -9,8 +9,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -312,6 +315,44 @@ def test_one_process_makes_the_index_for_all(tmp_path: Path) -> None:
     assert len(inodes) == 2
     assert len(ps.JsonFiles(path)) == 20_000
     assert {entry.name: os.stat(entry).st_ino for entry in (cache_root() / "lines").iterdir()} == inodes
+
+
+MANY_FILES = """
+import os, resource, sys
+import penstock as ps
+ps.JsonFiles(sys.argv[1] + "/0.jsonl")
+limit = len(os.listdir("/proc/self/fd")) + 12
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+try:
+    ps.JsonFiles(sys.argv[1] + "/*.jsonl")
+except ps.errors.DataFileIOError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it sets a limit of Linux")
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_too_many_open_files_is_what_the_error_says(tmp_path: Path, is_indexed: bool) -> None:
+    for k in range(14):
+        (tmp_path / f"{k}.jsonl").write_bytes(b'{"a": 1}\n')
+    if is_indexed:
+        ps.JsonFiles(f"{tmp_path}/*.jsonl")
+    done = subprocess.run([sys.executable, "-c", MANY_FILES, tmp_path], capture_output=True, text=True, check=True)
+    assert "too many open files; raise the limit (ulimit -n)" in done.stdout
+
+
+def test_memory_of_gzip_is_bounded(tmp_path: Path) -> None:
+    """Some KB may hold many MB of text."""
+    path, line = tmp_path / "a.jsonl.gz", b'{"a": 1}' + b" " * (1 << 20) + b"\n"
+    member = gzip.compress(line * 40)
+    path.write_bytes(member + gzip.compress(line) + member)
+    assert path.stat().st_size < 1 << 18
+    tracemalloc.start()
+    try:
+        assert len(ps.JsonFiles(path)) == 81
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_blocks_of_compressed_text(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
     byte 40   hash of the line rules, xxh3_128 of the source      Q 16s
     byte 64   xxh3_64 of the bytes before                         Q
     byte 128  rows + 1 offsets into the source                    q ...     (none if the source has its own)
+              frames + 1 offsets into the source, and the text    qq ...    (only of compressed JSON lines)
 
 One process writes it to a temporary file and renames it, while others wait for a lock. It can be deleted at any time.
 A file that does not match this format and this source is rebuilt.
@@ -26,11 +27,12 @@ from penstock.errors import ManifestError
 from penstock.storage import File, cache_root, io_error
 from penstock.storage.derived import load_or_write
 
-__all__ = ["DATA", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
+__all__ = ["DATA", "FRAMES", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
 MAGIC, VERSION = b"PENSTOCK", 1
 DATA = 128  # start of the offsets; a multiple of 64, the alignment that Arrow recommends
 NO_OFFSETS = 1 << 16  # flag: nothing follows the header
+FRAMES = 1 << 17  # flag: the offsets of frames follow those of rows
 _STRUCT = struct.Struct("<8sIIqqqQ16s")
 _CHECKSUM = struct.Struct("<Q")
 
@@ -65,7 +67,7 @@ class Header:
 
     @property
     def length(self) -> int:
-        """Size of the whole sidecar in bytes."""
+        """Size of the sidecar in bytes, without offsets of frames."""
         return DATA if self.flags & NO_OFFSETS else DATA + 8 * (self.rows + 1)
 
     def describes(self, source: File) -> bool:
@@ -89,7 +91,8 @@ class Sidecar:
                 header = Header.unpack(file.read(DATA))
                 if header is None or header.rules != rules or header.rows < 0:
                     return None
-                if os.fstat(file.fileno()).st_size != header.length:
+                more = os.fstat(file.fileno()).st_size - header.length
+                if more < 0 or bool(more) != bool(header.flags & FRAMES) or more % 16:
                     return None
                 sidecar = cls(path, header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError):
@@ -101,8 +104,8 @@ class Sidecar:
 
     @property
     def offsets(self) -> memoryview:
-        """The offsets, as an int64 view of the map."""
-        return memoryview(self.map)[DATA:].cast("q")
+        """The offsets of rows, as an int64 view of the map."""
+        return memoryview(self.map)[DATA : self.header.length].cast("q")
 
 
 def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:

@@ -14,7 +14,6 @@ from penstock.storage.names import with_versions
 from penstock.tables.files import Found
 from penstock.tables.json_files import CACHE_BYTES, JsonFiles, check_columns
 from penstock.tables.line_shard import LineShard
-from penstock.tables.lines import LineFiles
 from penstock.tables.ranged import TableParts
 
 __all__ = ["ArrivingLines"]
@@ -28,7 +27,7 @@ class ArrivingLines(ArrivingSource):
         lines: the same files; versions that are known are set.
     """
 
-    def __init__(self, shards: list[LineShard], shared: SharedFacts | None, lines: LineFiles) -> None:
+    def __init__(self, shards: list[LineShard], shared: SharedFacts | None, lines: JsonFiles) -> None:
         super().__init__(shards, shared)
         self._lines = lines
 
@@ -52,7 +51,7 @@ class ArrivingLines(ArrivingSource):
         # Versions are added when they become known.
         maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found], {})
         shards = [LineShard(name, storage, stat) for name, stat in found]
-        return cls(shards, None, LineFiles(maps, columns, cache_bytes))
+        return cls(shards, None, JsonFiles.uncounted(maps, columns, cache_bytes))
 
     @property
     def columns(self) -> list[str] | None:
@@ -64,12 +63,13 @@ class ArrivingLines(ArrivingSource):
     def _read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         for number in set(numbers.tolist()):
             self._lines.maps.put(number, self._shards[number].source)
-        return self._lines.records(numbers, rows)
+        return self._lines.read(numbers, rows)
 
     def _make_whole(self) -> JsonFiles:
         for number, shard in enumerate(self._shards):
             self._lines.maps.put(number, shard.source)
-        return JsonFiles.counted(self._lines, [facts.samples for facts in self.facts(range(len(self.urls)))])
+        self._lines.count([facts.samples for facts in self.facts(range(len(self.urls)))])
+        return self._lines
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrivingLines, (self._shards, self._shared, self._lines)

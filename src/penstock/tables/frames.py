@@ -18,7 +18,7 @@ import zstandard
 
 from penstock.errors import DataFileError
 
-__all__ = ["decode_frame", "find_frames", "is_gzip", "is_zstd", "stream"]
+__all__ = ["Bytes", "decode_frame", "find_frames", "is_gzip", "is_zstd", "stream"]
 
 _ZSTD = b"(\xb5/\xfd"
 _CHUNK = 1 << 20  # bytes decoded at a time
@@ -148,8 +148,8 @@ def _gzip(path: str, data: Bytes, progress: Callable[[int], object]) -> Iterator
                     if not piece.strip(b"\0"):
                         break
                     decoder = zlib.decompressobj(wbits=31)
-                yield decoder.decompress(piece)
-                piece = decoder.unused_data
+                yield decoder.decompress(piece, _CHUNK)  # not more: 1 KB may hold 1 MB of text
+                piece = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     except zlib.error as error:
         raise DataFileError(f"{path} is damaged: {error}") from None
     if not decoder.eof:

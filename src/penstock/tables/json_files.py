@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.scan import LONGEST, json_array
@@ -25,10 +27,17 @@ from penstock.shards.shard_file import Facts
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
+from penstock.storage.file_pool import FilePool
 from penstock.storage.names import Urls
 from penstock.storage.parallel_requests import in_threads
+from penstock.storage.ranges import Range, read_ranges
+from penstock.storage.remote import RemoteSource
+from penstock.storage.urls import shown
 from penstock.tables.files import Found, table_files
-from penstock.tables.lines import LineFiles
+from penstock.tables.frames import decode_frame, stream
+from penstock.tables.line_index import TextIndex, open_index
+from penstock.tables.line_shard import find_index_of, make_index_of
+from penstock.tables.lru import LruCache
 from penstock.tables.ranged import TableParts, open_parts
 from penstock.wording import counted
 
@@ -38,6 +47,9 @@ CACHE_BYTES = 32 << 20
 _LOOKED_AT = 16
 """Number of leading rows whose keys are taken as the columns of a file."""
 _COPIES = 4  # files of a store copied at a time for indexing
+_SHOWN = 80
+
+_decode = json.JSONDecoder().decode
 
 
 class JsonFiles(FilesSource):
@@ -113,10 +125,10 @@ class JsonFiles(FilesSource):
         return made
 
     @classmethod
-    def counted(cls, lines: LineFiles, counts: Sequence[int]) -> Self:
-        """Return the rows of counted files, given the count of each."""
+    def uncounted(cls, maps: TableParts, columns: Sequence[str] | None, cache_bytes: int) -> Self:
+        """Return files for `read` alone; a call of `count` makes them a table."""
         made = cls.__new__(cls)
-        made._set_up(lines, counts)
+        made._set_up(maps, columns, cache_bytes)
         return made
 
     def _open(
@@ -127,34 +139,62 @@ class JsonFiles(FilesSource):
         storage: Storage | None,
         progress: bool | None,
     ) -> None:
-        lines = LineFiles(open_parts(files, storage, as_they_are=is_remote), columns, cache_bytes)
-        stored = [number for number in range(len(files)) if lines.maps.source(number) is not None]
-        in_threads(lambda number: lines.index(number, progress), stored, count=_COPIES)
-        self._set_up(lines, [len(lines.index(number, progress)) for number in range(len(files))])
+        self._set_up(open_parts(files, storage, as_they_are=is_remote), columns, cache_bytes)
+        stored = [number for number in range(len(files)) if self.maps.source(number) is not None]
+        in_threads(lambda number: self._index(number, progress), stored, count=_COPIES)
+        self.count([len(self._index(number, progress)) for number in range(len(files))])
         keys = self._first_keys()
         for name in columns or ():
             if name not in keys:
                 raise ConfigError(
-                    f"{lines.name(0)}: the first rows have no column {name!r}; there are {', '.join(keys)}: choose "
+                    f"{self._name(0)}: the first rows have no column {name!r}; there are {', '.join(keys)}: choose "
                     "with columns="
                 )
         self._columns = keys if columns is None else list(columns)
 
-    def _set_up(self, lines: LineFiles, counts: Sequence[int]) -> None:
-        self._lines = lines
-        self.maps: TableParts = lines.maps
-        self.urls = [file.path for file in self.maps.files]
+    def _set_up(self, maps: TableParts, columns: Sequence[str] | None, cache_bytes: int) -> None:
+        self.maps: TableParts = maps
+        self.wanted = None if columns is None else list(columns)
+        """The argument ``columns``."""
+        self._columns = self.wanted
+        self._frames: LruCache[bytes] = LruCache(cache_bytes)
+        self._indexes: FilePool[TextIndex] = FilePool()
+
+    def count(self, counts: Sequence[int]) -> None:
+        """Set the number of rows of each file.
+
+        Raises:
+            DataFileError: there are none.
+        """
         self.starts = np.cumsum([0, *counts], dtype=np.int64)
-        self._columns = lines.wanted
         if not len(self):
             raise DataFileError(f"{self.maps.in_words()}: there are no rows, only empty files or blank lines")
 
+    def _index(self, number: int, progress: bool | None = None) -> TextIndex:
+        """Return the index of a file, built at first use. Raises as `open_index`."""
+        found = self._indexes.find(number)
+        if found is None:
+            source = self.maps.source(number)
+            if source is not None:
+                found = find_index_of(source) or make_index_of(source, source.local(progress=progress))
+            else:
+                file = self.maps.files[number]
+                identity = os.fsencode(f"{os.path.realpath(file.path)} {self.maps.version(number)}")
+                found = open_index(file.path, identity, lambda: self.maps.array(number), progress)
+            self._indexes.add(number, found)
+        return found
+
     def _first_keys(self) -> list[str]:
         """Return the keys of the first rows, in their order."""
-        rows = self._lines.objects(*self._places(np.arange(min(_LOOKED_AT, len(self)))))
+        rows = self._objects(*self._places(np.arange(min(_LOOKED_AT, len(self)))))
         return list(dict.fromkeys(key for row in rows for key in row))
 
     # Properties.
+
+    @property
+    def urls(self) -> list[str]:
+        """The paths and URLs of the files."""
+        return [file.path for file in self.maps.files]
 
     @property
     def columns(self) -> list[str]:
@@ -164,9 +204,8 @@ class JsonFiles(FilesSource):
         return self._columns
 
     def __repr__(self) -> str:
-        columns = (
-            "" if self._columns is None else f"{', '.join(self._columns)}; "
-        )  # reading the first rows may cost a copy
+        # Reading the first rows may cost a copy.
+        columns = "" if self._columns is None else f"{', '.join(self._columns)}; "
         return f"<JsonFiles of {counted(len(self), 'row')}: {columns}{self.maps.in_words()}>"
 
     def identity(self, files: int) -> list[str]:
@@ -186,19 +225,18 @@ class JsonFiles(FilesSource):
 
         They are the mean rows of a frame, and the number of frames that fit in half of ``cache_bytes``.
         """
-        indexes = [self._lines.index(number) for number in range(len(self.maps.files))]
-        frames = [index.frames for index in indexes if len(index.frames)]
-        count = sum(len(its) - 1 for its in frames)
-        if not count:
-            return None
-        largest = max(int(np.diff(its[:, 1]).max()) for its in frames)
-        rows = sum(len(index) for index in indexes if len(index.frames))
-        return max(1, -(-rows // count)), max(1, self._lines.kept.limit // 2 // max(1, largest))
+        rows = frames = largest = 0
+        for number in range(len(self.maps.files)):
+            index = self._index(number)
+            if len(index.frames):
+                rows, frames = rows + len(index), frames + len(index.frames) - 1
+                largest = max(largest, int(np.diff(index.frames[:, 1]).max()))
+        return (max(1, -(-rows // frames)), max(1, self._frames.limit // 2 // max(1, largest))) if frames else None
 
     @property
     def decoded(self) -> int:
         """The number of frames that this process has decoded so far, repetitions included."""
-        return self._lines.kept.made
+        return self._frames.made
 
     # Reading.
 
@@ -209,17 +247,122 @@ class JsonFiles(FilesSource):
     def records(self, indices: Any) -> list[dict[str, Any]]:
         """Return the rows at ``indices`` (any order, repeats allowed)."""
         with stage("read"):
-            return self._lines.records(*self._places(normalise(indices, len(self))))
+            return self.read(*self._places(normalise(indices, len(self))))
+
+    def read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
+        """Return rows, in this order, given the file number and the row number within the file of each.
+
+        Raises:
+            DataFileError: a line that is not a JSON object, or lacks a column; the message names file and line.
+            DataFileChangedError, StorageChangedError: a file has changed.
+        """
+        found = self._objects(numbers, rows)
+        if self.wanted is None:
+            return found
+        try:
+            return [{name: row[name] for name in self.wanted} for row in found]
+        except KeyError as error:
+            place = next(k for k, row in enumerate(found) if error.args[0] not in row)
+            raise DataFileError(
+                f"{self._line_name(int(numbers[place]), int(rows[place]))}: no key {error.args[0]!r}; there are "
+                f"{', '.join(found[place])}. Leave columns= out, and give load= to read rows that differ"
+            ) from None
 
     def row_name(self, row: int) -> str:
         """Return file and line of a row, for messages."""
         (number,), (inside,) = self._places(np.array([row]))
-        return self._lines.line_name(int(number), int(inside))
+        return self._line_name(int(number), int(inside))
 
     def _places(self, rows: Indices) -> tuple[Indices, Indices]:
         """Return the file of each row, and its row number there."""
         numbers = self.starts.searchsorted(rows, "right") - 1
         return numbers, rows - self.starts[numbers]
+
+    def _objects(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
+        """Return rows with all their keys. Raises as `read`."""
+        found: list[Any] = [None] * len(rows)
+        for place, text in self._texts(numbers, rows):
+            try:
+                item = _decode(str(text, "utf-8"))
+                why = "" if type(item) is dict else f"expected a JSON object, found {type(item).__name__}"
+            except (ValueError, RecursionError) as error:
+                why = _why(text, error)
+            if why:
+                raise DataFileError(f"{self._line_name(int(numbers[place]), int(rows[place]))}: {why}")
+            found[place] = item
+        return found
+
+    def _texts(self, numbers: Indices, rows: Indices) -> Iterator[tuple[int, bytes]]:
+        """Yield the position in ``rows`` and the text of each line, file by file, and frame by frame if compressed."""
+        ranges: list[tuple[int, Range]] = []
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            index, local = self._index(number), rows[places]
+            begins, ends = index.rows[local], index.rows[local + 1]
+            if len(index.frames):
+                yield from self._decoded(number, places, begins, ends)
+                continue
+            data, spans = self.maps.array(number), zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True)
+            if isinstance(data, RemoteSource):
+                ranges += ((place, Range(data, begin, end)) for place, begin, end in spans)
+                continue
+            view: Any = memoryview(data)
+            for place, begin, end in spans:
+                yield place, bytes(view[begin:end])
+        ranges.sort(key=lambda one: (one[1].source.url, one[1].begin))
+        texts = read_ranges([part for _, part in ranges])
+        yield from zip((place for place, _ in ranges), texts, strict=True)
+
+    def _decoded(
+        self, number: int, places: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, bytes]]:
+        frames = self._index(number).frames[:, 1]
+        first, last = frames.searchsorted(begins, "right") - 1, frames.searchsorted(ends, "left") - 1
+        for k in np.argsort(first, kind="stable").tolist():
+            pieces = [self._frame(number, frame) for frame in range(int(first[k]), int(last[k]) + 1)]
+            offset = int(frames[first[k]])
+            whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            yield int(places[k]), whole[int(begins[k]) - offset : int(ends[k]) - offset]
+
+    def _frame(self, number: int, frame: int) -> bytes:
+        """Return the text of one frame."""
+
+        def make() -> tuple[bytes, int]:
+            index = self._index(number)
+            (begin, first), (end, last) = index.frames[frame : frame + 2].tolist()
+            name, data = str(index.copy), index.copied
+            if index.copy is None:
+                name, data = self._name(number), self.maps.array(number)
+            piece = data.read_at(begin, end - begin) if isinstance(data, RemoteSource) else data[begin:end]
+            text = decode_frame(name, piece, begin, last - first)
+            return text, len(text)
+
+        return self._frames.get((number, frame), make)
+
+    def _line_name(self, number: int, row: int) -> str:
+        """Return file and line number of a row, for messages. Reads a local file up to that row."""
+        name, left, line = self._name(number), int(self._index(number).rows[row]), 1
+        data = self.maps.array(number)
+        if isinstance(data, RemoteSource):
+            return f"{name}, the line at byte {left:,}{' of its text' if len(self._index(number).frames) else ''}"
+        for piece in stream(name, data, lambda _: None):
+            line += piece.count(b"\n", 0, left)
+            left -= len(piece)
+            if left <= 0:
+                break
+        return f"{name}, line {line}"
+
+    def _name(self, number: int) -> str:
+        """Return the name of a file, without secrets."""
+        return shown(self.maps.files[number].path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name not in ("_frames", "_indexes")}
+        return state | {"cache_bytes": self._frames.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up(state["maps"], state["wanted"], state.pop("cache_bytes"))
+        vars(self).update(state)
 
 
 def check_columns(columns: Sequence[str] | None) -> None:
@@ -252,3 +395,13 @@ def first_keys(name: str, storage: Storage | None = None) -> set[str] | None:
     except (ValueError, RecursionError):
         return set()
     return set(found) if isinstance(found, dict) else set()
+
+
+def _why(text: bytes, error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 ({error})"
+    if not text.endswith(b"\n"):
+        return f"not JSON ({error}), and the file ends within this line: it is truncated, or still being written"
+    if text.strip() in (b"[", b"{"):
+        return "JSON over several lines; JSON lines have one object a line, as `jq -c .[]` writes them"
+    return f"not JSON ({error}): {str(text[:_SHOWN], 'utf-8', 'replace')!r}"

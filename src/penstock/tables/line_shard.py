@@ -8,7 +8,7 @@ from penstock.shards.shard_file import INDEXING, Facts, ShardFile
 from penstock.storage import Cache, File
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import shown
-from penstock.tables.line_index import LineIndex, find_index, open_index
+from penstock.tables.line_index import TextIndex, find_index, open_index
 from penstock.tables.ranged import mapped_copy
 
 __all__ = ["LineShard", "find_index_of", "make_index_of"]
@@ -26,16 +26,16 @@ class LineShard(ShardFile):
         progress(copy.size)
         return self._facts(index)
 
-    def _facts(self, index: LineIndex) -> Facts:
+    def _facts(self, index: TextIndex) -> Facts:
         return Facts(self.source.stat, len(index), self.source.stat.fingerprint)
 
 
-def find_index_of(source: RemoteSource) -> LineIndex | None:
+def find_index_of(source: RemoteSource) -> TextIndex | None:
     """Return the cached index of a version of an object, or None."""
     return find_index(Cache.key(source).encode())
 
 
-def make_index_of(source: RemoteSource, copy: File) -> LineIndex:
+def make_index_of(source: RemoteSource, copy: File) -> TextIndex:
     """Return the index of a version of an object, built from a copy. Raises as `open_index`."""
     with INDEXING:
         key, array = Cache.key(source).encode(), mapped_copy(copy).array
