@@ -234,6 +234,15 @@ def test_workers_that_share_nothing_with_the_main_process(shards: Shards) -> Non
         assert batches(loader) == expected
 
 
+def test_a_shard_that_is_named_twice(shards: Shards, server: Any) -> None:
+    twice = Shards([*shards.urls[:2], *shards.urls[:2], shards.urls[0]], shards.folder / "twice")
+    expected = sorted([*range(3)] * 3)  # the second shard is empty
+    for options in ({}, {"executor": "process", "num_workers": 1}):
+        with twice.loader(**options) as loader:
+            assert [sorted(flat(batches(loader))) for _ in range(2)] == [expected] * 2
+    assert sorted(path for path, _ in server.data_requests()) == [f"/{name}" for name in shards.names[:2]]
+
+
 def test_an_empty_set_of_samples(server: Any, tmp_path: Path) -> None:
     urls = [server.put(f"e-{k}.tar", make_tar([])) for k in range(3)]
     loader = Shards(urls, tmp_path).loader()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from penstock.storage.fetcher import Fetcher
 from penstock.storage.futures import NEVER, Use, object_name
 from penstock.threads import Daemon
 
-__all__ = ["ShardPrefetcher", "ShardsInStores", "spans"]
+__all__ = ["ShardPrefetcher", "spans"]
 
 _CHUNK = 1 << 18  # rows examined between two checks for a stop
 _AT_ONCE = 1 << 21  # rows examined before the first sample; the others are examined in the background
@@ -33,28 +33,18 @@ _AT_ONCE = 1 << 21  # rows examined before the first sample; the others are exam
 Ints = npt.NDArray[np.int64]
 
 
-class ShardsInStores(Protocol):
-    """Shards, some or all of which are in a store."""
-
-    @property
-    def starts(self) -> Any:
-        """The row of the first sample of each shard, and the total number of rows."""
-
-    def stored(self) -> list[StoredShard]:
-        """Return the shards in a store that are copied into the cache."""
-
-
 class ShardPrefetcher(LookAhead):
     """Prefetch the shards of one rank, see the module.
 
     Args:
-        shards: the shards; all shards in a store use one `Storage`. Their sizes and indexes are read when needed.
+        shards: a source with ``starts`` of its shards, and those that are ``stored``. All of these use one `Storage`.
+            Their sizes and indexes are read when needed.
 
     Cost: the rows of an epoch are computed once more, at about ten million per second. Memory grows with the
     number of shards, not of rows.
     """
 
-    def __init__(self, shards: ShardsInStores) -> None:
+    def __init__(self, shards: Any) -> None:
         self._set = shards
         self._place: MiniEpoch | None = None
         self._consumed = 0
@@ -65,7 +55,7 @@ class ShardPrefetcher(LookAhead):
 
     @cached_property
     def _shards(self) -> list[StoredShard]:
-        return self._set.stored()
+        return list(self._set.stored())
 
     @cached_property
     def _starts(self) -> Ints:
@@ -112,43 +102,29 @@ class ShardPrefetcher(LookAhead):
         again, _, is_next_exact = spans(following, self._starts, most, stopping)
         if stopping():
             return True
-        uses = self._uses(first, last, np.where(again < NEVER, len(view) + again, NEVER), len(view))
+        again = np.where(again < NEVER, len(view) + again, NEVER)
+        needed = [shard for shard in self._shards if min(first[shard.number], again[shard.number]) < NEVER]
+        uses = self._uses(needed, first, last, again, len(view)) if needed else []
         self._fetcher.follow(uses, position=self._consumed)
         return is_exact and is_next_exact
 
-    def _uses(self, first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:
-        numbers = np.array([shard.number for shard in self._shards])
-        needed = (first[numbers] < NEVER) | (again[numbers] < NEVER)
-        if not needed.any():
-            return []
-        shards = [self._shards[place] for place in np.flatnonzero(needed).tolist()]
-        numbers = numbers[needed]
-        first, last, again = first[numbers], last[numbers], again[numbers]
+    def _uses(self, shards: Sequence[StoredShard], first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:
+        numbers = np.array([shard.number for shard in shards])
         sizes = np.array([shard.size for shard in shards], np.int64)
-        whole, indexes = self._copied(shards, sizes, first, last, again)
-        rows = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
-        uses = [
-            Use(shard.url, begin, stop, later, is_whole, shard.size, shard.stat)
-            for shard, begin, stop, later, is_whole in rows
-        ]
+        first, last, again = first[numbers], last[numbers], again[numbers]
+        cache, whole = shards[0].storage.the_cache(), np.ones(len(shards), np.bool_)
+        room, indexes = usable(cache.limit()), list[RemoteSource]()
+        has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)
+        if has_ranges and not come_and_go(sizes, first, last, room):
+            indexes = [one for shard in shards for one in shard.index or ()]
+            room -= sum(one.size for one in indexes)
+            # All ranks of a node choose the same shards, and prefer those already in the cache.
+            there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
+            whole = stay(sizes, again, there, [object_name(shard.url) for shard in shards], room)
+        columns = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
+        uses = [Use(shard.url, *positions, size=shard.size, stat=shard.stat) for shard, *positions in columns]
         index_uses = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
         return index_uses + sorted(uses, key=lambda use: use.first)
-
-    def _copied(
-        self, shards: Sequence[StoredShard], sizes: Ints, first: Ints, last: Ints, again: Ints
-    ) -> tuple[npt.NDArray[np.bool_], list[RemoteSource]]:
-        """Return a mask of the shards to copy, and the indexes that the other shards need."""
-        cache = shards[0].storage.the_cache()
-        room = usable(cache.limit())
-        everything = np.ones(len(shards), np.bool_)
-        has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)
-        if not has_ranges or come_and_go(sizes, first, last, room):
-            return everything, []
-        indexes = [one for shard in shards for one in shard.index or ()]
-        room -= sum(one.size for one in indexes)
-        # All ranks of a node choose the same shards, and prefer those already in the cache.
-        there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
-        return stay(sizes, again, there, [object_name(shard.url) for shard in shards], room), indexes
 
 
 def spans(
@@ -163,10 +139,8 @@ def spans(
             examined sample, any other shard as needed from there on.
         stopping: returns True to stop early.
 
-    Returns:
-        int64 arrays with one position for each shard: `NEVER` and -1 if the view does not need the shard.
-
-    The search stops early if every shard occurs as evenly as in a random order: then all shards are needed to the end.
+    A shard that the view does not need has the positions `NEVER` and -1. The search stops early if every shard occurs
+    as evenly as in a random order: then all shards are needed to the end.
     """
     count, shards = len(view), len(starts) - 1
     first, last = np.full(shards, NEVER), np.full(shards, -1)
@@ -185,12 +159,7 @@ def spans(
         begin[numbers[::-1]] = positions[::-1]
         first = np.minimum(first, begin)
         examined = end
-        if end == _CHUNK and _is_global(numbers, shards):
+        halves = numbers[: _CHUNK // 2], numbers[_CHUNK // 2 :]
+        if end == _CHUNK and all(len(np.unique(half)) == shards for half in halves):
             return first, np.full(shards, count - 1), True
     return first, last, True
-
-
-def _is_global(numbers: Ints, shards: int) -> bool:
-    """Return whether both halves of a chunk contain rows of all shards."""
-    half = len(numbers) // 2
-    return all(len(np.unique(part)) == shards for part in (numbers[:half], numbers[half:]))

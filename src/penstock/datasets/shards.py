@@ -21,9 +21,9 @@ from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.arriving import ArrivingSource
+from penstock.shards.arriving import ArrivingSource, SharedFacts
 from penstock.shards.decode import chained
-from penstock.shards.exchange import SharedFacts, agree_on
+from penstock.shards.exchange import agree_on
 from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
 from penstock.shards.grouping import Sample
 from penstock.shards.shardset import ShardSet, build, find_shards
@@ -38,9 +38,11 @@ __all__ = ["ShardDataset"]
 class ArrivingShards(ArrivingSource):
     """Tar shards in a store, which may not be counted yet; once all are, `whole` is a `ShardSet`."""
 
+    _shards: list[TarShard]
+
     def __init__(self, shards: Sequence[TarShard], shared: SharedFacts | None = None) -> None:
         super().__init__(shards, shared)
-        self._set = ShardSet.of(shards)
+        self._set = ShardSet.of(self._shards)
 
     def _read(self, numbers: Indices, rows: Indices) -> list[Sample]:
         return self._set.read(numbers, rows)

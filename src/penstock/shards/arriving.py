@@ -12,7 +12,9 @@ the counted version, or raise an error that names the object.
 from __future__ import annotations
 
 import abc
+import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -23,15 +25,17 @@ import numpy as np
 from penstock.errors import LengthUnknownError
 from penstock.order.permutation import Indices
 from penstock.progress import progress_bar
-from penstock.shards.exchange import Exchange, SharedFacts, exchange_of
+from penstock.shards.exchange import Exchange, exchange_of
 from penstock.shards.shard_file import Facts, ShardFile, StoredShard, split_rows
-from penstock.storage.backend import Cancel
+from penstock.storage import UNWRITABLE
+from penstock.storage.derived import derived_path, write_derived
 from penstock.storage.fetcher import Fetcher
-from penstock.storage.futures import NEVER, Use
+from penstock.storage.planned_use import NEVER, Use
+from penstock.storage.transfer import Cancel
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
-__all__ = ["ADVICE", "Arrivals", "ArrivingSource", "unknown_length"]
+__all__ = ["ADVICE", "Arrivals", "ArrivingSource", "SharedFacts", "unknown_length"]
 
 _PEER_TIMEOUT_S = 10.0  # after which this rank counts the shards of another rank itself
 
@@ -106,8 +110,9 @@ class Arrivals:
             # Own shards first: other ranks wait for these while this rank would wait for theirs.
             self._fetch([number for number in missing if number in self._own])
             for number in missing:
-                if number not in self._own:
-                    self._shards[number].facts = self._exchange.wait(number)
+                shard = self._shards[number]
+                if number not in self._own and shard.facts is None:
+                    shard.facts = self._exchange.wait(number)
         self._fetch(missing)
         return [facts for number in shards if (facts := self._shards[number].facts) is not None]
 
@@ -135,6 +140,31 @@ class Arrivals:
             shard.fetch(cancel)
 
 
+class SharedFacts:
+    """The facts of all shards in a derived file, shared by the processes of a machine that have this object."""
+
+    def __init__(self) -> None:
+        self._name = f"facts-{secrets.token_hex(8)}.json"
+
+    def write(self, facts: Sequence[Facts]) -> None:
+        """Write the facts of all shards. If the disk is full or read-only, other processes read the shards."""
+        path = derived_path("shards", self._name)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with write_derived(path) as file:
+                file.write(json.dumps([one.to_json() for one in facts]).encode())
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+
+    def read(self) -> list[Facts]:
+        """Return the facts; none if they were not written, or were written on another machine."""
+        try:
+            return [Facts.of_json(one) for one in json.loads(derived_path("shards", self._name).read_bytes())]
+        except OSError:
+            return []
+
+
 class ArrivingSource(abc.ABC):
     """Files in a store, which may not be counted yet.
 
@@ -147,7 +177,9 @@ class ArrivingSource(abc.ABC):
 
     def __init__(self, shards: Sequence[ShardFile], shared: SharedFacts | None = None) -> None:
         self.urls = [shard.url for shard in shards]
-        self._shards = shards
+        # A file that is named twice is one object, which is fetched and counted once.
+        named = {shard.url: shard for shard in shards}
+        self._shards = [named[url] for url in self.urls]
         self._arrivals: Arrivals | None = None
         self._shared = shared or SharedFacts()
         self._missing = self._uncounted()
@@ -181,7 +213,7 @@ class ArrivingSource(abc.ABC):
     def arrivals(self, world_size: int) -> Arrivals:
         """Return what fetches the files in this process, for one of the ranks that share them."""
         if self._arrivals is None or self._arrivals.pid != os.getpid():
-            self._arrivals = Arrivals(self._shards, exchange_of(self.urls, world_size))
+            self._arrivals = Arrivals(self._shards, exchange_of(self.urls, world_size) if world_size > 1 else None)
         return self._arrivals
 
     def finish(self, rank: int, world_size: int) -> None:

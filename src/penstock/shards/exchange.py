@@ -1,11 +1,9 @@
-"""How ranks and processes share the facts of counted shards.
+"""How ranks share the facts of counted shards.
 
     exchange = exchange_of(urls, world_size)   # by torch.distributed's store; None without a process group
     exchange.send(7, facts)                    # by the rank that has read shard 7
     exchange.wait(7)                           # by the others
     agree_on(urls, "counted", world_size)      # the value of the first rank
-    shared.write(facts)                        # by the main process, once all shards are counted
-    shared.read()                              # by workers that started earlier
 
 The store is that by which the ranks of the process group connected. It takes a few hundred bytes a shard and no
 collective calls, so ranks may ask at any time. Without a process group, each rank reads by itself; ranks of one machine
@@ -18,12 +16,10 @@ openings of others, since earlier ones may describe other content.
 from __future__ import annotations
 
 import json
-import secrets
 import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any
 
 import torch.distributed as dist
@@ -31,13 +27,11 @@ import xxhash
 
 from penstock.errors import StorageUnavailableError
 from penstock.shards.shard_file import Facts
-from penstock.storage import UNWRITABLE
-from penstock.storage.backend import Stat
-from penstock.storage.derived import derived_path, write_derived
+from penstock.storage.planned_use import object_name
 from penstock.storage.transfer import rank_note
 from penstock.storage.urls import shown
 
-__all__ = ["Exchange", "SharedFacts", "agree_on", "exchange_of"]
+__all__ = ["Exchange", "agree_on", "exchange_of"]
 
 _TIMEOUT_S = 1800.0  # for another rank to read one shard
 _WARN_AFTER_S = 60.0  # of waiting
@@ -45,31 +39,6 @@ _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between polls
 
 _opened: Counter[str] = Counter()
 """How often this process has opened shards, by their name among ranks."""
-
-
-class SharedFacts:
-    """The facts of all shards in a derived file, shared by the processes of a machine that have this object."""
-
-    def __init__(self) -> None:
-        self._name = f"facts-{secrets.token_hex(8)}.json"
-
-    def write(self, facts: Sequence[Facts]) -> None:
-        """Write the facts of all shards. If the disk is full or read-only, other processes read the shards."""
-        path = derived_path("shards", self._name)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with write_derived(path) as file:
-                file.write(json.dumps([_packed(one) for one in facts]).encode())
-        except OSError as error:
-            if error.errno not in UNWRITABLE:
-                raise
-
-    def read(self) -> list[Facts]:
-        """Return the facts; none if they were not written, or were written on another machine."""
-        try:
-            return [_unpacked(one) for one in json.loads(derived_path("shards", self._name).read_bytes())]
-        except OSError:
-            return []
 
 
 class Exchange:
@@ -85,9 +54,12 @@ class Exchange:
         self._store, self._urls = store, urls
         self._name = _next_name("shards", urls, world_size)
 
+    def _key(self, number: int) -> str:
+        return f"{self._name}/{object_name(self._urls[number]):x}"
+
     def send(self, number: int, facts: Facts) -> None:
         """Send the facts of a shard to the other ranks."""
-        self._store.set(f"{self._name}/{number}", json.dumps(_packed(facts)))
+        self._store.set(self._key(number), json.dumps(facts.to_json()))
 
     def wait(self, number: int) -> Facts:
         """Wait for the facts of a shard and return them.
@@ -113,7 +85,7 @@ class Exchange:
 
     def hear(self, number: int, seconds: float) -> Facts | None:
         """Return the facts of a shard, or None if they do not arrive within ``seconds``. Raises as `wait` does."""
-        key, deadline, pause = f"{self._name}/{number}", time.monotonic() + seconds, _SHORTEST
+        key, deadline, pause = self._key(number), time.monotonic() + seconds, _SHORTEST
         try:
             # Polls, since a blocking wait would hold the store's connection, and other threads could not send.
             while not self._store.check([key]):
@@ -121,7 +93,7 @@ class Exchange:
                     return None
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-            return _unpacked(json.loads(self._store.get(key)))
+            return Facts.of_json(json.loads(self._store.get(key)))
         except RuntimeError as error:
             raise StorageUnavailableError(
                 f"cannot receive the sample count of {shown(self._urls[number])}{rank_note()}: the store of "
@@ -130,8 +102,8 @@ class Exchange:
 
 
 def exchange_of(urls: Sequence[str], world_size: int) -> Exchange | None:
-    """Return the exchange of the ranks that share shards; None for one rank, or without a process group."""
-    store = _store() if world_size > 1 else None
+    """Return the exchange of the ranks that share shards; None without a process group."""
+    store = _store()
     # Its own connection: threads wait on it, and must not block other users of the store.
     return None if store is None else Exchange(store.clone(), urls, world_size)
 
@@ -160,13 +132,3 @@ def _next_name(of: str, urls: Sequence[str], world_size: int) -> str:
     name = f"penstock/{of}/{names}/{world_size}"
     _opened[name] += 1
     return f"{name}/{_opened[name]}"
-
-
-def _packed(facts: Facts) -> list[Any]:
-    """Return facts as JSON types."""
-    return [None if facts.version is None else astuple(facts.version), facts.samples, facts.content]
-
-
-def _unpacked(facts: Sequence[Any]) -> Facts:
-    version, samples, content = facts
-    return Facts(None if version is None else Stat(*version), samples, content)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -44,6 +44,16 @@ class Facts(NamedTuple):
     def identity(self) -> str:
         """8 hex digits by which states name the content."""
         return xxhash.xxh3_64_hexdigest(self.content.encode("utf-8", "surrogateescape"))[:8]
+
+    def to_json(self) -> list[Any]:
+        """Return the facts as JSON types."""
+        return [None if self.version is None else astuple(self.version), self.samples, self.content]
+
+    @classmethod
+    def of_json(cls, facts: Sequence[Any]) -> Facts:
+        """Return the facts of a `to_json` result."""
+        version, samples, content = facts
+        return cls(None if version is None else Stat(*version), samples, content)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.order.permutation import Indices
-from penstock.shards.arriving import ArrivingSource
-from penstock.shards.exchange import SharedFacts
+from penstock.shards.arriving import ArrivingSource, SharedFacts
 from penstock.storage import Storage
 from penstock.storage.mapped import MappedFile
 from penstock.storage.names import with_versions
