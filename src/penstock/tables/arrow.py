@@ -50,37 +50,32 @@ def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
     Raises:
         DataFileError: it is not an Arrow file, truncated or damaged; or a stream with dictionaries.
     """
-    whole = pa.py_buffer(data)
+    source = pa.BufferReader(pa.py_buffer(data))
+    schema, counts, offsets = None, list[int](), list[int]()
     try:
         if data[:6].tobytes() == _MAGIC:
-            reader = pa.ipc.open_file(pa.BufferReader(whole))
+            reader = pa.ipc.open_file(source)
             counts = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
             return reader.schema, Layout("file", np.array(counts, np.int64))
-        return _scan_stream(path, data, whole)
+        messages = pa.ipc.MessageReader.open_stream(source)
+        while True:
+            begin = source.tell()
+            try:
+                message = messages.read_next_message()
+            except StopIteration:
+                break
+            if message.type == "schema" and schema is None:
+                schema = pa.ipc.read_schema(message)
+            elif message.type == "record batch" and schema is not None:
+                counts.append(pa.ipc.read_record_batch(message, schema).num_rows)
+                offsets.append(begin)
+            else:
+                raise DataFileError(
+                    f"{path}: columns with dictionaries in a stream cannot be read in any order; write it as an Arrow "
+                    "file (pyarrow.ipc.new_file) or as Parquet"
+                )
     except INVALID as error:
         raise DataFileError(f"{path} is not an Arrow file, or is truncated or damaged: {error}") from None
-
-
-def _scan_stream(path: str, data: Bytes, whole: pa.Buffer) -> tuple[pa.Schema, Layout]:
-    source = pa.BufferReader(whole)
-    messages = pa.ipc.MessageReader.open_stream(source)
-    schema, counts, offsets, begin = None, [], [], 0
-    while True:
-        begin = source.tell()
-        try:
-            message = messages.read_next_message()
-        except StopIteration:
-            break
-        if message.type == "schema" and schema is None:
-            schema = pa.ipc.read_schema(message)
-        elif message.type == "record batch" and schema is not None:
-            counts.append(pa.ipc.read_record_batch(message, schema).num_rows)
-            offsets.append(begin)
-        else:
-            raise DataFileError(
-                f"{path}: columns with dictionaries in a stream cannot be read in any order; write it as an Arrow file "
-                "(pyarrow.ipc.new_file) or as Parquet"
-            )
     if schema is None or data[begin : begin + len(_END)].tobytes() != _END:
         raise DataFileError(f"{path} ends without its end mark: it is truncated, or still being written")
     return schema, Layout("stream", np.array(counts, np.int64), np.array(offsets, np.int64))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
@@ -42,9 +43,8 @@ _SPLITS = {
     }.items()
     for name in names
 }
-_NOT_DATA = re.compile(
-    r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)"
-)  # hidden files, and caches of `map` of datasets
+# Hidden files, and caches of `map` of datasets.
+_NOT_DATA = re.compile(r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)")
 
 
 def table_files(source: Urls, split: str | None = None, storage: Storage | None = None) -> list[Found]:
@@ -63,25 +63,25 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     """
     if split is not None and not isinstance(split, str):
         raise ConfigError(f"split= takes the name of a split, such as 'train', got {split!r}")
+    storage = storage or Storage()
     found = expand_versions(source, storage)
     name, version = found[0]
     is_folder = not _ends(name) and version is None if is_remote(name) else os.path.isdir(name)
     if len(found) > 1 or not is_folder:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        return [((storage or Storage()).pinned(name), stat) for name, stat in found]
-    folder = _Folder((storage or Storage()).pinned(name.rstrip("/")) if is_remote(name) else name, storage)
-    described = folder.json(_DICT)
+        return [(storage.pinned(name), stat) for name, stat in found]
+    folder = storage.pinned(name.rstrip("/")) if is_remote(name) else name
+    described = _read(_inside(folder, _DICT), storage)
     if described is not None:
-        splits = [str(name) for name in _entries(described, "splits", folder.file(_DICT))]
-        name = _chosen(folder.path, splits, split)
-        inner = _Folder(folder.named(name, _DICT), storage)
-        state = inner.json(_STATE)
-        if state is None:
-            raise DataFileError(f"{shown(inner.path)} is named in {_DICT}, and has no {_STATE}: it is not complete")
-        return _of_state(inner, state, None)
-    state = folder.json(_STATE)
-    return _listed(folder, split) if state is None else _of_state(folder, state, split)
+        name = _chosen(folder, list(map(str, _entries(described, "splits", _inside(folder, _DICT)))), split)
+        folder, split = _named(folder, name, _DICT), None
+    state = _read(_inside(folder, _STATE), storage)
+    if state is not None:
+        return _of_state(folder, state, split)
+    if described is not None:
+        raise DataFileError(f"{shown(folder)} is named in {_DICT}, and has no {_STATE}: it is not complete")
+    return _listed(folder, split, storage)
 
 
 def delimiter_of(name: str) -> str | None:
@@ -119,54 +119,29 @@ def is_table_folder(path: str) -> bool:
     return False
 
 
-class _Folder:
-    """A folder, local or in a store."""
+def _inside(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if is_remote(folder) else os.path.join(folder, name)
 
-    def __init__(self, path: str, storage: Storage | None) -> None:
-        self.path = path
-        self._storage = (storage or Storage()) if is_remote(path) else None
 
-    def file(self, name: str) -> str:
-        return f"{self.path}/{name}" if self._storage is not None else os.path.join(self.path, name)
+def _named(folder: str, name: str, where: str) -> str:
+    """Return the path of a file that a description in the folder, ``where``, names."""
+    if not is_inside(name):
+        raise DataFileError(f"{shown(_inside(folder, where))} names {name!r}, which is not within its folder")
+    return _inside(folder, name)
 
-    def named(self, name: str, where: str) -> str:
-        """Return the path of a file that a description in the folder, ``where``, names."""
-        if not is_inside(name):
-            raise DataFileError(f"{shown(self.file(where))} names {name!r}, which is not within its folder")
-        return self.file(name)
 
-    def json(self, name: str) -> Any:
-        """Return the content of a JSON file in the folder; None if it does not exist."""
-        path = self.file(name)
-        try:
-            if self._storage is not None:
-                data = self._storage.read(path)
-            else:
-                with open(path, "rb") as file:
-                    data = file.read()
-        except (StorageNotFoundError, FileNotFoundError):
-            return None
-        except OSError as error:
-            raise DataFileIOError(str(io_error(path, error))) from error
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise DataFileError(f"{shown(path)} is not JSON, or is truncated: {error}") from None
-
-    def tables(self) -> list[tuple[str, Found]]:
-        """Return the table files in and below the folder, sorted, with their names; JSON lines if no others."""
-        found: list[tuple[str, Found]]
-        if self._storage is not None:
-            depth = len(_parts(self.path))  # a store may spell the folder differently, such as with its version
-            listed = self._storage.list_objects(f"{self.path}/**")
-            found = [("/".join(_parts(name)[depth:]), (name, stat)) for name, stat in listed]
-        else:
-            paths = (os.path.join(where, name) for where, _, inside in os.walk(self.path) for name in inside)
-            found = [(os.path.relpath(path, self.path).replace(os.sep, "/"), (path, None)) for path in paths]
-        for endings in (ENDINGS, _IN_FOLDERS):
-            if pairs := [pair for pair in found if pair[0].endswith(endings) and not _NOT_DATA.search(pair[0])]:
-                return sorted(pairs, key=lambda pair: pair[0])
-        return []
+def _read(path: str, storage: Storage) -> Any:
+    """Return the content of a JSON file; None if it does not exist."""
+    try:
+        data = storage.read(path) if is_remote(path) else Path(path).read_bytes()
+    except (StorageNotFoundError, FileNotFoundError):
+        return None
+    except OSError as error:
+        raise DataFileIOError(str(io_error(path, error))) from error
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise DataFileError(f"{shown(path)} is not JSON, or is truncated: {error}") from None
 
 
 def _parts(url: str) -> list[str]:
@@ -197,35 +172,46 @@ def _chosen(path: str, splits: list[str], split: str | None) -> str:
     raise ConfigError(f"{shown(path)} holds the splits {', '.join(splits)}: {said}")
 
 
-def _of_state(folder: _Folder, state: Any, split: str | None) -> list[Found]:
-    path = folder.file(_STATE)
+def _of_state(folder: str, state: Any, split: str | None) -> list[Found]:
+    path = _inside(folder, _STATE)
     files = _entries(state, "_data_files", path)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataFileError(
-            f"{shown(folder.path)} keeps an order of its rows beside them (indices.arrow), as old versions of datasets "
-            "did: load it there and save it again, with flatten_indices()"
+            f"{shown(folder)} keeps an order of its rows beside them (indices.arrow), as old versions of datasets did: "
+            "load it there and save it again, with flatten_indices()"
         )
     if split is not None and state.get("_split") != split:
-        raise ConfigError(f"{shown(folder.path)} is the split {state.get('_split')!r} alone, not {split!r}")
+        raise ConfigError(f"{shown(folder)} is the split {state.get('_split')!r} alone, not {split!r}")
     try:
-        return [(folder.named(str(file["filename"]), _STATE), None) for file in files]
+        return [(_named(folder, str(file["filename"]), _STATE), None) for file in files]
     except (TypeError, KeyError):
         raise DataFileError(f"{shown(path)}: '_data_files' names no files: {files!r}"[:300]) from None
 
 
-def _listed(folder: _Folder, split: str | None) -> list[Found]:
-    found = folder.tables()
-    if not found:
+def _listed(folder: str, split: str | None, storage: Storage) -> list[Found]:
+    """Return the table files in and below a folder, in the order of their names; JSON lines if there are no others."""
+    listed: list[tuple[str, Found]]
+    if is_remote(folder):
+        depth = len(_parts(folder))  # a store may spell the folder differently, such as with its version
+        objects = storage.list_objects(f"{folder}/**")
+        listed = [("/".join(_parts(name)[depth:]), (name, stat)) for name, stat in objects]
+    else:
+        paths = (os.path.join(where, name) for where, _, inside in os.walk(folder) for name in inside)
+        listed = [(os.path.relpath(path, folder).replace(os.sep, "/"), (path, None)) for path in paths]
+    for endings in (ENDINGS, _IN_FOLDERS):
+        found = {name: file for name, file in listed if name.endswith(endings) and not _NOT_DATA.search(name)}
+        if found:
+            break
+    else:
         raise DataFileIOError(
-            f"{shown(folder.path)}: a folder without {_STATE}, {_DICT} or files of tables "
+            f"{shown(folder)}: a folder without {_STATE}, {_DICT} or files of tables "
             f"({', '.join([*ENDINGS, *_IN_FOLDERS])})"
         )
-    splits = [_split_of(name) for name, _ in found]
-    present = sorted(set(splits))
-    wanted = present[0] if split is None and len(present) == 1 else None
-    if wanted is None:
-        wanted = _chosen(folder.path, [name for name in present if name], split)
-    return [file for (_, file), its in zip(found, splits, strict=True) if its == wanted]
+    splits = {name: _split_of(name) for name in sorted(found)}
+    present = sorted(set(splits.values()))
+    if split is not None or len(present) > 1:
+        present = [_chosen(folder, [name for name in present if name], split)]
+    return [found[name] for name, its in splits.items() if its == present[0]]
 
 
 def _split_of(name: str) -> str:

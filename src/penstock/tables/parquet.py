@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,7 +51,8 @@ class ParquetFile:
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
         """Return a row group as a record batch, with columns in the requested order, and its bytes in memory."""
-        reader = self._reader(number)
+        # Of a remote file, the needed ranges are read at once; Arrow reads a mapped one itself.
+        reader = self._ranges(self.data, number) if isinstance(self.data, RemoteSource) else _mapped(self.data)
         try:
             file = pq.ParquetFile(reader, metadata=self._metadata, page_checksum_verification=True)
             self._metadata = file.metadata
@@ -72,42 +70,30 @@ class ParquetFile:
             )
         return batches[0], batches[0].nbytes
 
-    def _reader(self, number: int) -> Any:
-        """Return the file that Arrow reads a row group from: the mapped file, or needed ranges of a remote one."""
-        if not isinstance(self.data, RemoteSource):
-            return _mapped(self.data)
+    def _ranges(self, source: RemoteSource, number: int) -> pa.PythonFile:
+        """Return a file with the columns of a row group in memory.
+
+        Close ranges are read as one: a request takes as long as reading about 100 KiB.
+        """
         if self._metadata is None:
-            self._metadata = pq.read_metadata(_mapped(footer(self.data)))
-        ranges = _joined(_chunks(self._metadata.row_group(number), self._columns))
-        return _ranged(self.data, [(begin, self.data.read_at(begin, end - begin)) for begin, end in ranges])
+            self._metadata = pq.read_metadata(_mapped(footer(source)))
+        group, found = self._metadata.row_group(number), list[tuple[int, int]]()
+        for chunk in map(group.column, range(group.num_columns)):
+            path = chunk.path_in_schema
+            if any(path == name or path.startswith(f"{name}.") for name in self._columns):
+                begin = chunk.data_page_offset
+                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                    begin = min(begin, chunk.dictionary_page_offset)
+                found.append((begin, begin + chunk.total_compressed_size))
+        joined: list[tuple[int, int]] = []
+        for begin, end in sorted(found):
+            if joined and begin - joined[-1][1] <= _CLOSE:
+                joined[-1] = joined[-1][0], max(end, joined[-1][1])
+            else:
+                joined.append((begin, end))
+        pieces = [(begin, source.read_at(begin, end - begin)) for begin, end in joined]
+        return pa.PythonFile(RangeFile(source, pieces), mode="r")
 
 
-def _mapped(data: Bytes | bytes) -> Any:
+def _mapped(data: Bytes | bytes) -> pa.BufferReader:
     return pa.BufferReader(pa.py_buffer(data))
-
-
-def _ranged(source: RemoteSource, pieces: list[tuple[int, bytes]]) -> Any:
-    return pa.PythonFile(RangeFile(source, pieces), mode="r")
-
-
-def _chunks(group: Any, columns: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the chunks of columns in the file."""
-    for number in range(group.num_columns):
-        chunk = group.column(number)
-        path = chunk.path_in_schema
-        if any(path == name or path.startswith(f"{name}.") for name in columns):
-            begin = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                begin = min(begin, chunk.dictionary_page_offset)
-            yield begin, begin + chunk.total_compressed_size
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges, with close ones merged: a request takes as long as reading about 100 KiB."""
-    found: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if found and begin - found[-1][1] <= _CLOSE:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
