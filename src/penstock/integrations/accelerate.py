@@ -42,7 +42,6 @@ from penstock.loader.dataloader import DataLoader
 from penstock.loader.who_splits import splits_by_rank
 from penstock.order.partition import Layout
 from penstock.plan.share import SharePlan
-from penstock.samplers.base import EpochBatchSampler
 from penstock.samplers.batch import batch_plan_of, sampler_of
 from penstock.samplers.identity import holds_a_share, own_order
 from penstock.samplers.sequential import SequentialSampler
@@ -75,7 +74,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             device_placement: move batches to the device; by default, the accelerator's setting.
             slice_fn_for_dispatch: slices batches that rank 0 reads for all ranks.
         """
-        if isinstance(data_loader, DataLoader) and not _is_prepared(data_loader):
+        if isinstance(data_loader, DataLoader) and not vars(data_loader).get("_is_accelerate_prepared", False):
             if device_placement is None:
                 device_placement = self.device_placement
             options = self._options(put_on_device=device_placement, slice_fn_for_dispatch=slice_fn_for_dispatch)
@@ -96,16 +95,24 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         active = self.gradient_state.active_dataloader
         ends = active.last_batches(self) if isinstance(active, PreparedLoader) and active.splits_itself else None
         ended = ends is not None and self.gradient_state.end_of_dataloader
-        if ends is None or not ended or (len(set(ends)) == 1 and not ends[0].repeated):
+        if ends is None or not ended or (len(set(ends)) == 1 and ends[0].kept == ends[0].samples):
             return super().gather_for_metrics(input_data, use_gather_object)
-        if use_gather_object or not _holds_tensors(input_data):
+        try:
+            accelerate.utils.recursively_apply(lambda values: values, input_data, error_on_other_type=True)
+        except TypeError:  # not only tensors
+            use_gather_object = True
+        if use_gather_object:
             values = iter(super().gather_for_metrics(input_data, True))
             parts = [list(itertools.islice(values, end.samples)) for end in ends]
             return [value for end, part in zip(ends, parts, strict=True) for value in part[: end.kept]]
         if len({end.samples for end in ends}) > 1:
             input_data = self.pad_across_processes(input_data)
-        gathered = super().gather_for_metrics(input_data)
-        return accelerate.utils.recursively_apply(lambda values: _kept(values, ends), gathered)
+
+        def kept(values: torch.Tensor) -> torch.Tensor:
+            parts = torch.split(values, len(values) // len(ends))
+            return torch.cat([part[: end.kept] for part, end in zip(parts, ends, strict=True)])
+
+        return accelerate.utils.recursively_apply(kept, super().gather_for_metrics(input_data))
 
     def _options(self, **options: Any) -> dict[str, Any]:
         """Return the arguments that ``accelerate.Accelerator`` passes to its ``prepare_data_loader``, by name."""
@@ -129,50 +136,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
 
 class _End(NamedTuple):
-    """The last batch of a rank.
-
-    Attributes:
-        samples: number of its samples.
-        repeated: how many of them, at its end, the epoch had before.
-    """
+    """The last batch of a rank: its samples, and those at its beginning that the epoch did not have before."""
 
     samples: int
-    repeated: int
-
-    @property
-    def kept(self) -> int:
-        return self.samples - self.repeated
-
-
-def _holds_tensors(data: Any) -> bool:
-    try:
-        accelerate.utils.recursively_apply(lambda values: values, data, error_on_other_type=True)
-    except TypeError:
-        return False
-    return True
-
-
-def _kept(values: torch.Tensor, ends: list[_End]) -> torch.Tensor:
-    """Return the values of all ranks' samples without repeated and padded ones."""
-    parts = torch.split(values, len(values) // len(ends))
-    return torch.cat([part[: end.kept] for part, end in zip(parts, ends, strict=True)])
-
-
-def _layout_of(loader: DataLoader[Any]) -> Layout | None:
-    """Return how a running loader's samples are distributed to ranks; None if that cannot be computed."""
-    consumer = loader.consumer
-    # An order of batches has no position for each sample, and a sampler over a share moves the padding.
-    if consumer.plan is None or sampler_of(consumer.plan) is consumer.plan:
-        return None
-    return consumer.peek().layout
+    kept: int
 
 
 def _ends(layout: Layout) -> list[_End]:
-    """Return the last batch of each rank.
-
-    Raises:
-        ConfigError: the ranks have different numbers of batches.
-    """
+    """Return the last batch of each rank; ConfigError if the ranks have different numbers of batches."""
     found, counts = [], set()
     for rank in range(layout.ranks):
         partition = layout.partition(rank)
@@ -181,9 +152,9 @@ def _ends(layout: Layout) -> list[_End]:
         rest = 0 if layout.drop_last else rest
         samples = rest or min(left, layout.batch_size)
         end = layout.skip + full * layout.batch_size + rest
-        repeated = int((partition.positions(end - samples, end) >= layout.samples).sum())
+        kept = int((partition.positions(end - samples, end) < layout.samples).sum())
         counts.add(full + bool(rest))
-        found.append(_End(samples, repeated))
+        found.append(_End(samples, kept))
     if len(counts) > 1:
         raise ConfigError(
             f"gather_for_metrics needs equally many batches on all ranks, but some have {max(counts)} and others "
@@ -214,11 +185,6 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             "replace an unprepared one by torch's, without its workers, seed and epoch"
         )
     return _data_loader.skip_first_batches(dataloader, num_batches)
-
-
-def _is_prepared(loader: Any) -> bool:
-    """Return whether a loader is prepared, or marked to be left alone by Accelerate."""
-    return isinstance(loader, PreparedLoader) or bool(vars(loader).get("_is_accelerate_prepared", False))
 
 
 class PreparedLoader:
@@ -351,36 +317,36 @@ class PreparedLoader:
         At the end of a pass no batch follows, and the loader's state is not read: without a seed that would draw from
         torch's global generator earlier than torch does.
         """
-        if self.splits_itself and self._layout is None and not self.end_of_dataloader:
-            self._layout = _layout_of(self.base_dataloader)
-        self.dl_state_dict = None if self.end_of_dataloader else self.base_dataloader.state_dict()
+        if self.end_of_dataloader:
+            self.dl_state_dict = None
+            return
+        consumer = self.base_dataloader.consumer
+        if self.splits_itself and self._layout is None and consumer.plan is not None:
+            # An order of batches has no position for each sample, and a sampler over a share moves the padding.
+            self._layout = None if sampler_of(consumer.plan) is consumer.plan else consumer.peek().layout
+        self.dl_state_dict = self.base_dataloader.state_dict()
 
 
 def _prepare(loader: DataLoader[Any], options: dict[str, Any]) -> Any:
-    """Return Accelerate's loader with the Penstock loader inside, in place of torch's.
-
-    Args:
-        options: of ``accelerate.data_loader.prepare_data_loader``, by name.
-    """
+    """Return Accelerate's loader with the Penstock loader inside; ``options`` are those of its function, by name."""
     prepare = _data_loader.prepare_data_loader
     stateful = bool(options.get("use_stateful_dataloader"))
     options = {**options, "use_stateful_dataloader": False}  # or Accelerate would build torchdata's loader for nothing
     world, rank = options["num_processes"], options["process_index"]
-    alone = {
-        **options,
-        "num_processes": 1,
-        "process_index": 0,
-        "dispatch_batches": False,
-        "use_seedable_sampler": False,
-    }
-    batches = _seeded_batches(loader)
+    alone = {"num_processes": 1, "process_index": 0, "dispatch_batches": False, "use_seedable_sampler": False}
+    batches = None if loader.batch_sampler is None else batch_plan_of(loader.batch_sampler)
+    if batches is not None and batches.key_seed is None:
+        in_order = isinstance(getattr(batches, "sampler", None), SequentialSampler)
+        batches = batches if in_order else None  # without a seed, the batches differ between ranks
     if splits_by_rank(loader, ranks=world):
-        return _over(prepare(loader, **alone), loader, stateful, splits_itself=world > 1)
-    if world > 1 and batches is not None and not options.get("dispatch_batches") and not _has_mesh(options):
+        return _over(prepare(loader, **options | alone), loader, stateful, splits_itself=world > 1)
+    # With a device mesh, Accelerate's ranks differ from the global ranks.
+    has_mesh = options.get("torch_device_mesh") is not None
+    if world > 1 and batches is not None and not options.get("dispatch_batches") and not has_mesh:
         mine = DispatchedBatches(
             batches, rank, world, split=options.get("split_batches", False), even=options.get("even_batches", True)
         )
-        return _over(prepare(loader, **alone), like(loader, batch_sampler=mine), stateful)
+        return _over(prepare(loader, **options | alone), like(loader, batch_sampler=mine), stateful)
     sampler = getattr(loader.batch_sampler, "sampler", None)
     options["use_seedable_sampler"] = options["use_seedable_sampler"] and batches is None
     prepared = prepare(loader, **options)
@@ -402,9 +368,6 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, splits_itse
         stateful: ``save_state`` and ``load_state`` include the position.
         splits_itself: the loader splits its data across ranks itself, so Accelerate cannot know which samples of the
             last batch repeat, and must not cut any off: `Accelerator.gather_for_metrics` does.
-
-    Raises:
-        ConfigError: ``stateful`` with rank 0 reading for all ranks.
     """
     _base_of(prepared)
     if stateful and isinstance(prepared, _data_loader.DataLoaderDispatcher) and prepared.state.num_processes > 1:
@@ -427,11 +390,7 @@ def _over(prepared: Any, loader: DataLoader[Any], stateful: bool, *, splits_itse
 
 
 def _base_of(prepared: Any) -> Any:
-    """Return the loader inside a prepared loader.
-
-    Raises:
-        ConfigError: the loader is one for TPUs.
-    """
+    """Return the loader inside a prepared loader; ConfigError for one that is for TPUs."""
     if not isinstance(prepared, _data_loader.DataLoaderAdapter):
         raise ConfigError(
             "Accelerate uses another loader on a TPU, which Penstock cannot replace: use torch's DataLoader there"
@@ -449,24 +408,8 @@ def like(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     split = {"split", "rank", "world_size", "process_group", "mesh"}
     chosen = {"self", "shuffle", "skip", "batch_sampler", "sampler", "dispatch"}
     names = set(inspect.signature(DataLoader.__init__).parameters) - split - chosen
-    config = loader.config
     arguments = {name: getattr(loader, name) for name in names}
-    arguments["prefetch_factor"] = config.prefetch_factor
-    arguments |= changes
+    arguments |= {"prefetch_factor": loader.config.prefetch_factor, **changes}
     if "batch_sampler" in changes:
         del arguments["batch_size"], arguments["drop_last"]
     return DataLoader(**arguments)
-
-
-def _seeded_batches(loader: DataLoader[Any]) -> EpochBatchSampler | None:
-    """Return the loader's batch sampler, if it is Penstock's and the same on all ranks."""
-    if loader.batch_sampler is None:
-        return None
-    batches = batch_plan_of(loader.batch_sampler)
-    same = batches.key_seed is not None or isinstance(getattr(batches, "sampler", None), SequentialSampler)
-    return batches if same else None
-
-
-def _has_mesh(options: Mapping[str, Any]) -> bool:
-    """Return whether Accelerate derives ranks from a device mesh, which differ from the global ranks."""
-    return options.get("torch_device_mesh") is not None

@@ -69,8 +69,6 @@ class DispatchedBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
         """
         self.batch_sampler.load_state_dict(state)
 
-    # The plan.
-
     @property
     def inner(self) -> EpochBatchSampler:
         """The batch sampler of all ranks."""
@@ -83,11 +81,9 @@ class DispatchedBatches(OuterPlan[BatchEpochPlan], EpochBatchSampler):
 
 
 class _DispatchedPlan(BatchEpochPlan):
-    """The plan of one rank's batches in one epoch.
+    """The plan of one rank's batches in one epoch: of all ranks' batches from the cursor on, ``run``.
 
-    Args:
-        run: the plan of all ranks' batches, from the cursor on.
-        whole: the plan of the whole epoch, from which padding is taken.
+    Padding is taken from the plan of the ``whole`` epoch.
     """
 
     def __init__(self, dispatched: DispatchedBatches, run: BatchEpochPlan, whole: BatchEpochPlan) -> None:
@@ -145,25 +141,17 @@ class _DispatchedPlan(BatchEpochPlan):
             if dispatched.drop_last:
                 return None
             if dispatched.even_batches:
-                return _cut(self._filled(batches, world * size), part)
+                # Pad from the beginning of the epoch, repeatedly if the epoch is short.
+                padding = itertools.chain.from_iterable(itertools.repeat(self._whole))
+                indices: list[Any] = []
+                positions = []
+                for more, places in itertools.chain(batches, padding):
+                    indices += more
+                    positions.append(places)
+                    if len(indices) >= world * size:
+                        break
+                return indices[part], np.concatenate(positions)[part]
         if dispatched.split_batches:
-            batch = _cut(batches[0], part)
-        else:
-            batch = batches[rank] if rank < len(batches) else ([], np.empty(0, np.int64))
-        return batch if batch[0] else None
-
-    def _filled(self, batches: list[Batch], size: int) -> Batch:
-        """Return all samples of a round, padded from the beginning of the epoch, repeatedly if the epoch is short."""
-        indices: list[Any] = []
-        positions = []
-        for more, places in itertools.chain(batches, itertools.chain.from_iterable(itertools.repeat(self._whole))):
-            indices += more
-            positions.append(places)
-            if len(indices) >= size:
-                break
-        return indices, np.concatenate(positions)
-
-
-def _cut(batch: Batch, part: slice) -> Batch:
-    indices, positions = batch
-    return indices[part], positions[part]
+            found, places = batches[0]
+            return (found[part], places[part]) if found[part] else None
+        return batches[rank] if rank < len(batches) and batches[rank][0] else None

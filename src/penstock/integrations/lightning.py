@@ -40,8 +40,7 @@ class LoaderLogging(_callbacks.Callback):  # type: ignore[misc]
             raise ConfigError(
                 f"every={every} applies to the trainer's own loggers: pass it to the {type(logger).__name__}"
             )
-        self._logger = logger
-        self._every = 50 if every is None else every
+        self._logger, self._every = logger, 50 if every is None else every
         self._step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

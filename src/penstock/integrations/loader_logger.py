@@ -92,28 +92,22 @@ class LoaderLogger(ABC):
             raise ConfigError(f"{type(self).__name__} has no loader: pass the loader, or call watch(loader)")
         before, now = self._before, self._loader.stats()
         self._before = now
-        values = _between(before, now)
-        if values:
-            self.write({f"{self._prefix}/{name}": value for name, value in values.items()}, number)
+        if now["samples"] < before["samples"] or now["seconds"] < before["seconds"]:  # reset_stats() in between
+            before = {"samples": 0, "seconds": 0.0, "wait_seconds": 0.0, "stages": {}}
+        samples, seconds = now["samples"] - before["samples"], now["seconds"] - before["seconds"]
+        if not samples or seconds <= 0:
+            return
+        values = {
+            "samples_per_second": samples / seconds,
+            "wait_share": (now["wait_seconds"] - before["wait_seconds"]) / seconds,
+        }
+        for name, spent in now["stages"].items():
+            values[f"ms_per_sample/{name}"] = 1e3 * (spent - before["stages"].get(name, 0.0)) / samples
+        self.write({f"{self._prefix}/{name}": value for name, value in values.items()}, number)
 
     @abstractmethod
     def write(self, values: dict[str, float], step: int) -> None:
         """Write the numbers of a step, by name."""
-
-
-def _between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers between two ``stats()``, or since a ``reset_stats()`` in between."""
-    if now["samples"] < before["samples"] or now["seconds"] < before["seconds"]:
-        before = {"samples": 0, "seconds": 0.0, "wait_seconds": 0.0, "stages": {}}
-    samples, seconds = now["samples"] - before["samples"], now["seconds"] - before["seconds"]
-    if not samples or seconds <= 0:
-        return {}
-    stages = {name: spent - before["stages"].get(name, 0.0) for name, spent in now["stages"].items()}
-    return {
-        "samples_per_second": samples / seconds,
-        "wait_share": (now["wait_seconds"] - before["wait_seconds"]) / seconds,
-        **{f"ms_per_sample/{name}": 1e3 * spent / samples for name, spent in stages.items()},
-    }
 
 
 def loader_of(loader: Any) -> DataLoader[Any]:

@@ -18,7 +18,7 @@ import itertools
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import ConfigError
@@ -48,7 +48,6 @@ _LABELLED = (
     ("bad_samples", "samples that on_error handled", "action"),
     ("sample_errors", "exceptions of samples by type, including failed replacements", "type"),
 )
-_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class _Loader(Protocol):
@@ -89,15 +88,11 @@ class _Collector:
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics' names, for the registry."""
-        return iter(_families().values())
+        return iter(_families([]))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics' values, for a scrape."""
-        families = _families()
-        for one in self.exports:
-            if (stats := one.stats()) is not None:
-                _fill(families, stats, one.labels)
-        return iter(families.values())
+        return iter(_families(self.exports))
 
 
 _collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
@@ -132,7 +127,7 @@ def export(
         given = {"loader": next(collector.numbers)} if labels is None else labels
         taken = {label for _, _, label in _LABELLED}
         for name in given:
-            if not _LABEL.fullmatch(name) or name in taken:
+            if not re.fullmatch("(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name) or name in taken:
                 raise ConfigError(
                     f"{name!r} cannot be the name of a label: use letters, digits and _, but none of {taken}"
                 )
@@ -147,35 +142,32 @@ def export(
     return added
 
 
-def _families() -> dict[str, Metric]:
-    """Return every metric without values."""
+def _families(exports: Sequence[Export]) -> list[Metric]:
+    """Return every metric, with the values of some loaders."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
-    families: dict[str, Metric] = {}
-    for name, text, _ in (*_COUNTERS, *_LABELLED):
-        families[name] = CounterMetricFamily(f"penstock_{name}", f"Penstock loader: {text}.")
-    families["workers"] = GaugeMetricFamily("penstock_workers", "Penstock loader: workers.")
-    text = "Penstock loader: finished batches at each request."
-    families["ready_batches"] = SummaryMetricFamily("penstock_ready_batches", text)
-    return families
-
-
-def _fill(families: dict[str, Metric], stats: dict[str, Any], labels: dict[str, str]) -> None:
-    def count(name: str, value: float, **more: str) -> None:
-        families[name].add_sample(f"penstock_{name}_total", {**labels, **more}, value)
-
-    for name, _, key in _COUNTERS:
-        count(name, stats[key])
-    for stage, seconds in stats["stages"].items():
-        count("stage_seconds", seconds, stage=stage)
-    for way, batches in stats["ways"].items():
-        count("delivered_batches", batches, way=way)
-    errors, queue = stats["errors"], stats["queue"]
-    for action in ("skipped", "replaced"):
-        count("bad_samples", errors.get(action, 0), action=action)
-    for error, times in errors.get("types", {}).items():
-        count("sample_errors", times, type=error)
-    families["workers"].add_sample("penstock_workers", labels, stats["workers"])
-    ready = families["ready_batches"]
-    ready.add_sample("penstock_ready_batches_count", labels, queue["requests"])
-    ready.add_sample("penstock_ready_batches_sum", labels, queue["ready"] * queue["requests"])
+    about = "Penstock loader: "
+    counters: dict[str, Metric] = {
+        name: CounterMetricFamily(f"penstock_{name}", f"{about}{text}.") for name, text, _ in (*_COUNTERS, *_LABELLED)
+    }
+    workers: Metric = GaugeMetricFamily("penstock_workers", f"{about}workers.")
+    ready: Metric = SummaryMetricFamily("penstock_ready_batches", f"{about}finished batches at each request.")
+    for one in exports:
+        if (stats := one.stats()) is None:
+            continue
+        errors, queue = stats["errors"], stats["queue"]
+        labelled = {
+            "stage_seconds": stats["stages"],
+            "delivered_batches": stats["ways"],
+            "bad_samples": {action: errors.get(action, 0) for action in ("skipped", "replaced")},
+            "sample_errors": errors.get("types", {}),
+        }
+        for name, _, key in _COUNTERS:
+            counters[name].add_sample(f"penstock_{name}_total", one.labels, stats[key])
+        for name, _, label in _LABELLED:
+            for what, value in labelled[name].items():
+                counters[name].add_sample(f"penstock_{name}_total", {**one.labels, label: what}, value)
+        workers.add_sample("penstock_workers", one.labels, stats["workers"])
+        ready.add_sample("penstock_ready_batches_count", one.labels, queue["requests"])
+        ready.add_sample("penstock_ready_batches_sum", one.labels, queue["ready"] * queue["requests"])
+    return [*counters.values(), workers, ready]

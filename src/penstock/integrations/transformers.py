@@ -44,8 +44,6 @@ transformers: Any = importlib.import_module("transformers")  # untyped, or mypy 
 _trainer: Any = importlib.import_module("transformers.trainer")
 _callbacks: Any = importlib.import_module("transformers.trainer_callback")
 
-_SAYS = {"batches": "batches of an epoch", "accumulated": "batches of a step"}
-
 
 class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  # type: ignore[misc]
     """A callback that saves the training loader's position in every checkpoint of the Trainer, and restores it.
@@ -96,16 +94,10 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
         saved = state.stateful_callbacks.get(type(self).__name__)
         if state.global_step:
             self._resume(saved, ignored=args.ignore_data_skip)
-        state.stateful_callbacks[type(self).__name__] = (
-            self.state()
-        )  # the place where the Trainer puts it when it saves
+        state.stateful_callbacks[type(self).__name__] = self.state()  # where the Trainer puts it when it saves
 
     def _resume(self, saved: Any, *, ignored: bool) -> None:
-        """Move the loader to the position in the checkpoint.
-
-        Args:
-            ignored: the program sets ``ignore_data_skip``: a checkpoint without a position restarts the epoch.
-        """
+        """Move the loader to the position in the checkpoint; with ``ignored``, a checkpoint may have none."""
         attributes = saved.get("attributes") if isinstance(saved, Mapping) else None
         position = attributes.get("position") if isinstance(attributes, Mapping) else None
         if position is None:
@@ -117,13 +109,13 @@ class LoaderPosition(_callbacks.TrainerCallback, _callbacks.ExportableState):  #
             )
         check_state(position, {}, of="LoaderPosition")
         loader = read_mapping(position, "loader", of="LoaderPosition")
-        for name, found in self._shape.items():
+        for name, text in (("batches", "batches of an epoch"), ("accumulated", "batches of a step")):
             if name not in position:
                 raise StateError(f"the position in this checkpoint is damaged: {name!r} is missing")
-            if found != position[name]:
+            if position[name] != self._shape[name]:
                 raise StateError(
-                    f"{_SAYS[name]} are {position[name]} in the checkpoint and {found} here, but the Trainer counts "
-                    "steps: keep batch_size times ranks, and gradient_accumulation_steps, unchanged"
+                    f"{text} are {position[name]} in the checkpoint and {self._shape[name]} here, but the Trainer "
+                    "counts steps: keep batch_size times ranks, and gradient_accumulation_steps, unchanged"
                 )
         self._loader.load_state_dict(loader)
         self._loader.stands = True  # so `TrainerLoaders` skips no batches
@@ -167,6 +159,12 @@ class TrainerLoaders:
             resumes in an unsupported way.
     """
 
+    accelerator: Any
+    add_callback: Any
+    args: Any
+    callback_handler: Any
+    state: Any
+
     def __init__(
         self,
         *arguments: Any,
@@ -174,53 +172,55 @@ class TrainerLoaders:
         eval_loader: DataLoader[Any] | None = None,
         **named: Any,
     ) -> None:
-        _check_version()
+        names = "create_accelerator_and_postprocess", "set_initial_training_values", "get_batch_samples"
+        if not all(hasattr(transformers.Trainer, name) for name in names):
+            raise ConfigError(
+                f"the Trainer of transformers {transformers.__version__} resumes in a way that Penstock does not "
+                "support: use a later version"
+            )
         self._loaders = {"train": train_loader, "eval": eval_loader}
         self._steps_of_epoch = 1
         self._first: tuple[Any, Iterator[Any]] | None = None
         if eval_loader is not None:
             named.setdefault("eval_dataset", eval_loader.dataset)  # the Trainer does not evaluate without one
         super().__init__(*arguments, **named)
-        trainer: Any = self
         for kind, loader in self._loaders.items():
             if loader is not None:
-                _check(loader, trainer.args, kind)
-                given = getattr(trainer, f"{kind}_dataset", None)
+                _check(loader, self.args, kind)
+                given = getattr(self, f"{kind}_dataset", None)
                 if given is not None and not loader.is_over(given):
                     raise ConfigError(
                         f"{kind}_dataset differs from the dataset of {kind}_loader: pass only one of them"
                     )
-        if train_loader is not None and not any(
-            isinstance(callback, LoaderPosition) for callback in trainer.callback_handler.callbacks
-        ):
-            trainer.add_callback(LoaderPosition())
+        callbacks = self.callback_handler.callbacks
+        if train_loader is not None and not any(isinstance(each, LoaderPosition) for each in callbacks):
+            self.add_callback(LoaderPosition())
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the Trainer's accelerator, as one that keeps Penstock loaders."""
         base: Any = super()
         base.create_accelerator_and_postprocess()
-        trainer: Any = self
-        trainer.accelerator = _TrainersAccelerator.like(trainer.accelerator)
+        ours = object.__new__(_TrainersAccelerator)
+        ours.__dict__.update(self.accelerator.__dict__)
+        self.accelerator = ours
         # The Trainer has kept the method of the accelerator that is replaced here.
-        trainer.gather_function = functools.partial(
-            trainer.accelerator.gather_for_metrics, use_gather_object=trainer.args.eval_use_gather_object
+        self.gather_function = functools.partial(
+            ours.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object
         )
 
     def get_train_dataloader(self) -> Any:
         """Return the prepared ``train_loader``; without one, the trainer's own loader."""
-        trainer: Any = self
         loader = self._loaders["train"]
         base: Any = super()
-        return base.get_train_dataloader() if loader is None else trainer.accelerator.prepare(loader)
+        return base.get_train_dataloader() if loader is None else self.accelerator.prepare(loader)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the prepared ``eval_loader``, unless another dataset is passed."""
-        trainer: Any = self
         loader = self._loaders["eval"]
         base: Any = super()
         if loader is None or (eval_dataset is not None and not loader.is_over(eval_dataset)):
             return base.get_eval_dataloader(eval_dataset)
-        return trainer.accelerator.prepare(loader)
+        return self.accelerator.prepare(loader)
 
     def set_initial_training_values(self, *arguments: Any) -> Any:
         """Return and record the Trainer's numbers of epochs and steps."""
@@ -230,12 +230,7 @@ class TrainerLoaders:
         return values
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *arguments: Any) -> Any:
-        """Return the batches of a step, from the Penstock loader even if the Trainer has built another to skip batches.
-
-        Args:
-            epoch_iterator: the Trainer's iterator.
-            arguments: the other arguments of the method of ``Trainer``.
-        """
+        """Return the batches of a step, from the Penstock loader even if the Trainer built another to skip batches."""
         if self._first is None:
             self._first = epoch_iterator, self._behind_checkpoint(epoch_iterator)
         theirs, ours = self._first
@@ -243,15 +238,10 @@ class TrainerLoaders:
         return base.get_batch_samples(ours if epoch_iterator is theirs else epoch_iterator, *arguments)
 
     def _behind_checkpoint(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
-        """Return an iterator of the Penstock loader at the Trainer's position; the given one if it is there.
-
-        Raises:
-            ConfigError: the Penstock loader is not prepared.
-        """
-        trainer: Any = self
-        loader: Any = trainer.callback_handler.train_dataloader
-        epoch, steps = divmod(trainer.state.global_step, self._steps_of_epoch)
-        if not steps or trainer.args.ignore_data_skip:
+        """Return an iterator of the Penstock loader at the Trainer's position; the given one if it is there."""
+        loader: Any = self.callback_handler.train_dataloader
+        epoch, steps = divmod(self.state.global_step, self._steps_of_epoch)
+        if not steps or self.args.ignore_data_skip:
             return epoch_iterator
         _check_prepared(loader)
         if not isinstance(loader, PreparedLoader):
@@ -260,20 +250,13 @@ class TrainerLoaders:
         if loader.stands:
             loader.stands = False
         else:
-            loader = skip_first_batches(loader, steps * trainer.args.gradient_accumulation_steps)
+            loader = skip_first_batches(loader, steps * self.args.gradient_accumulation_steps)
         iterator: Iterator[Any] = iter(loader)
         return iterator
 
 
 class _TrainersAccelerator(Accelerator):
     """The accelerator of `TrainerLoaders`. The Trainer may build torch loaders from prepared ones; none is read."""
-
-    @classmethod
-    def like(cls, accelerator: Any) -> _TrainersAccelerator:
-        """Return an accelerator with the state of ``accelerator``."""
-        ours = object.__new__(cls)
-        ours.__dict__.update(accelerator.__dict__)
-        return ours
 
     def prepare_data_loader(self, *arguments: Any, **named: Any) -> Any:
         """Return a loader for this rank and its device."""
@@ -287,28 +270,9 @@ class PenstockTrainer(TrainerLoaders, transformers.Trainer):  # type: ignore[mis
     """``transformers.Trainer`` with ``train_loader=`` and ``eval_loader=``, see `TrainerLoaders`."""
 
 
-def _check_version() -> None:
-    """Refuse a Trainer that would not call the methods that `TrainerLoaders` overrides.
-
-    Raises:
-        ConfigError: names the version.
-    """
-    names = "create_accelerator_and_postprocess", "set_initial_training_values", "get_batch_samples"
-    if not all(hasattr(transformers.Trainer, name) for name in names):
-        raise ConfigError(
-            f"the Trainer of transformers {transformers.__version__} resumes in a way that Penstock does not support: "
-            "use a later version"
-        )
-
-
 def _check_prepared(loader: Any) -> None:
-    """Refuse an unprepared Penstock loader: to resume, the Trainer would read a torch loader in the order of epoch 0.
-
-    Raises:
-        ConfigError: says what to return.
-    """
-    prepared: bool = isinstance(loader, PreparedLoader)
-    if not prepared and isinstance(loader, DataLoader):
+    """Refuse an unprepared Penstock loader: to resume, the Trainer would read a torch loader in epoch 0's order."""
+    if isinstance(loader, DataLoader) and not isinstance(loader, PreparedLoader):
         raise ConfigError(
             "get_train_dataloader returned a Penstock DataLoader that is not prepared: return "
             "self.accelerator.prepare(loader) there, or the Trainer resumes with a torch loader in another order"
@@ -316,11 +280,7 @@ def _check_prepared(loader: Any) -> None:
 
 
 def _check(loader: DataLoader[Any], args: Any, kind: str) -> None:
-    """Refuse options of the Trainer that contradict the loader.
-
-    Raises:
-        ConfigError: names the options.
-    """
+    """Refuse options of the Trainer that contradict the loader."""
     name = f"per_device_{kind}_batch_size"
     size = getattr(args, name)
     if loader.batch_size is not None and loader.batch_size != size:
