@@ -18,13 +18,7 @@ _HOMES = {
     "make_data_sampler": "maskrcnn_benchmark",
 }
 
-__all__ = [
-    "DpexDataLoader",
-    "IterationBasedBatchSampler",
-    "MPDataset",
-    "make_batch_data_sampler",
-    "make_data_sampler",
-]
+__all__ = ["DpexDataLoader", "IterationBasedBatchSampler", "MPDataset", "make_batch_data_sampler", "make_data_sampler"]
 
 if TYPE_CHECKING:
     from penstock.compat.dpex import DpexDataLoader

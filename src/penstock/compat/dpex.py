@@ -72,27 +72,17 @@ class DpexDataLoader(DataLoader[T_co]):
             )
         if not distribute_mode and head_address != "auto":
             raise ConfigError(f"head_address={head_address!r} is for distribute_mode=True: omit it")
-        options: dict[str, Any] = {}
-        if distribute_mode:
-            options = {"executor": "ray", "ray_options": RayOptions(head_address)}
-        elif num_workers:
-            options = {"executor": "process"}
-        recorded = "__pl_saved_args" in vars(self)
+        options: dict[str, Any] = {"pin_memory_device": pin_memory_device, "in_order": in_order}
         options["prefetch_factor"] = prefetch_factor if num_workers else None
         options["persistent_workers"] = persistent_workers and num_workers > 0
-        arguments = (
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-        )
-        more = (worker_init_fn, multiprocessing_context, generator)
-        super().__init__(dataset, *arguments, *more, pin_memory_device=pin_memory_device, in_order=in_order, **options)
+        if distribute_mode:
+            options |= {"executor": "ray", "ray_options": RayOptions(head_address)}
+        elif num_workers:
+            options["executor"] = "process"
+        recorded = "__pl_saved_args" in vars(self)
+        arguments = (batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last)
+        more = (timeout, worker_init_fn, multiprocessing_context, generator)
+        super().__init__(dataset, *arguments, *more, **options)
         if not recorded:
             drop_record(self)
         self.distribute_mode = distribute_mode

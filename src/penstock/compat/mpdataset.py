@@ -9,6 +9,7 @@ workers; without it, samples are split among workers one by one, as before.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -63,10 +64,8 @@ class MPDataset(IterableDataset[Any]):
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size must be positive, got {batch_size}")
-        self.length = length
-        self.shuffle = shuffle
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        self.length, self.shuffle = length, shuffle
+        self.batch_size, self.drop_last = batch_size, drop_last
         self._partition = Partition(length, num_gpus, rank_id, remainder="drop" if drop_last else "pad")
         self._epoch = SharedIntegers([epoch])
 
@@ -106,8 +105,7 @@ class _ImageMPDataset(datasets.MPDataset):
         *,
         batch_size: int = 1,
     ) -> None:
-        self.root = root
-        self.top_k = tuple(top_k)
+        self.root, self.top_k = root, tuple(top_k)
         classes = os.path.join(root, "cls.csv")
         try:
             with open(classes, encoding="utf-8") as file:
@@ -127,30 +125,19 @@ class _ImageMPDataset(datasets.MPDataset):
             shuffle="global" if shuffle else "none",
             rank=rank_id,
             world_size=num_gpus,
-            load=_LoadTransformed(transform, target_transform, keep_rgb),
+            load=functools.partial(_load, transform=transform, target_transform=target_transform, keep_rgb=keep_rgb),
         )
         self.set_epoch(epoch)
 
 
-class _LoadTransformed:
-    """A picklable ``load``."""
-
-    def __init__(
-        self, transform: Callable[[Any], Any] | None, target_transform: Callable[[Any], Any] | None, keep_rgb: bool
-    ) -> None:
-        self.transform = transform
-        self.target_transform = target_transform
-        self.keep_rgb = keep_rgb
-
-    def __call__(self, record: Record) -> tuple[Any, Any]:
-        image: Any = read_image(record.path)
-        if not self.keep_rgb:
-            image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        target = record.label
-        return (
-            image if self.transform is None else self.transform(image),
-            target if self.target_transform is None else self.target_transform(target),
-        )
+def _load(record: Record, *, transform: Any, target_transform: Any, keep_rgb: bool) -> tuple[Any, Any]:
+    image: Any = read_image(record.path)
+    if not keep_rgb:
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    target = record.label
+    if transform is not None:
+        image = transform(image)
+    return image, target if target_transform is None else target_transform(target)
 
 
 class DistributedSampler(samplers.DistributedSampler):

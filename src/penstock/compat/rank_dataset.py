@@ -101,34 +101,29 @@ class RankDataset(_WithoutMetas, datasets.RankDataset):
     """
 
     def __init__(self, meta_file: str, is_test: bool = False, reload_cfg: Mapping[str, int] | None = None) -> None:
-        config = _config(reload_cfg, _CONFIG)
-        super().__init__(Manifest.open(meta_file, format="text", label="str"), **_options(config, is_test))
+        config, options = _options(reload_cfg, _CONFIG, is_test)
+        super().__init__(Manifest.open(meta_file, format="text", label="str"), **options)
         self.pure = True
-        self.set_mini_epoch(0 if is_test else config["mini_epoch_idx"])
+        self.set_mini_epoch(config["mini_epoch_idx"])
 
 
-def _config(reload_cfg: Mapping[str, int] | None, defaults: Mapping[str, int]) -> dict[str, int]:
+def _options(
+    reload_cfg: Mapping[str, int] | None, defaults: Mapping[str, int], is_test: bool
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Return the complete configuration, and the options of our datasets for it."""
     config = {**defaults, **(reload_cfg or {})}
     if unknown := sorted(config.keys() - defaults.keys()):
         raise ConfigError(f"reload_cfg has no {', '.join(unknown)}: it takes {', '.join(defaults)}")
-    return config
-
-
-def _options(config: Mapping[str, int], is_test: bool) -> dict[str, Any]:
-    """Return the options of our datasets for a configuration."""
     if is_test:
-        return {"rank": 0, "world_size": 1, "shuffle": "none", "load": _as_list}
+        config["mini_epoch_idx"] = 0
+        return config, {"rank": 0, "world_size": 1, "shuffle": "none", "load": _as_list}
     group = config["group"] if config["group"] > 1 else None
-    return {"mini_epochs": config["mini_epoch"], "seed": config["seed"], "group": group, "load": _as_list}
+    return config, {"mini_epochs": config["mini_epoch"], "seed": config["seed"], "group": group, "load": _as_list}
 
 
 def _as_list(record: Record) -> list[Any]:
-    return [record.path, _as_text(record.label), record.row]
-
-
-def _as_text(label: Any) -> Any:
-    """Return a label as in the meta file, even if the server parses labels as numbers."""
-    return label if label is None else str(label)
+    # A label is as in the meta file, even if the server parses labels as numbers.
+    return [record.path, None if record.label is None else str(record.label), record.row]
 
 
 class DistributedSampler(samplers.DistributedSampler):
@@ -203,12 +198,11 @@ class RankServerDataset(_WithoutMetas, datasets.RankServerDataset):
         token: str | None = None,
         token_file: str | PathLike[str] | None = None,
     ) -> None:
-        config = _config(reload_cfg, _SERVER_CONFIG)
+        config, options = _options(reload_cfg, _SERVER_CONFIG, is_test)
         client = _client(server_ip, server_port, timeout, token, token_file)
-        options = {"page_rows": min(config["cache_size"], 64), **_options(config, is_test)}
-        super().__init__(client, _served_name(meta_file), **options)
+        super().__init__(client, _served_name(meta_file), page_rows=min(config["cache_size"], 64), **options)
         self.pure = True
-        self.set_mini_epoch(0 if is_test else config["mini_epoch_idx"])
+        self.set_mini_epoch(config["mini_epoch_idx"])
 
 
 def _client(
@@ -226,7 +220,7 @@ def _served_name(meta_file: str) -> str | None:
 
 
 def _as_line(record: Record) -> str:
-    return record.path if record.label is None else f"{record.path} {_as_text(record.label)}"
+    return record.path if record.label is None else f"{record.path} {record.label}"
 
 
 def get_rank() -> int:
