@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["RankServerDataset", "ServerDataset"]
 
 _PAGE_ROWS = 64
-_TOGETHER = 2048
-"""Rows that are requested together in advance."""
+_TOGETHER = 2048  # rows that are requested together in advance
 
 
 class ServerDataset(BatchedDataset):
@@ -92,8 +91,9 @@ class ServerDataset(BatchedDataset):
         row, size = operator.index(index), len(self)
         if not -size <= row < size:
             raise IndexError(f"index {index} is out of range for a dataset of {size} rows")
-        record = self._page.record(row % size, lambda count: np.arange(row % size, min(row % size + count, size)))
-        return (record.path, record.label, record.row) if self.load is None else self.load(record)
+        row %= size
+        record = self._page.record(row, lambda count: np.arange(row, min(row + count, size)))
+        return _item(record) if self.load is None else self.load(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the items at several indices, in one round trip."""
@@ -102,9 +102,7 @@ class ServerDataset(BatchedDataset):
     def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items at several indices, each made in the scope of its key."""
         records = self.records(indices)
-        if self.load is None:
-            return [(record.path, record.label, record.row) for record in records]
-        return load_each(self.load, records, keys)
+        return list(map(_item, records)) if self.load is None else load_each(self.load, records, keys)
 
     def records(self, indices: Sequence[int]) -> list[Record]:
         """Return the manifest's records at several indices, before ``load``."""
@@ -166,11 +164,16 @@ class RankServerDataset(SourceDataset):
         return self._page.record(row, lambda count: view.rows(np.arange(local, min(local + count, len(view)))))
 
     def _items(self, records: list[Any]) -> list[Any]:
-        return [(record.path, record.label, record.row) for record in records]
+        return list(map(_item, records))
 
     def close(self) -> None:
         """Close the connections. Idempotent; further use opens them again."""
         self._client.close()
+
+
+def _item(record: Record) -> tuple[str, Any, int]:
+    """Return the item of a dataset without ``load``."""
+    return record.path, record.label, record.row
 
 
 class _Ahead(threading.local):

@@ -137,11 +137,11 @@ class Client:
 
     def manifest(self, name: str | None = None, fingerprint: str | None = None) -> RemoteManifest:
         """Return the dataset as a `Manifest`, whose rows are read from the servers."""
-        from penstock.server.remote_manifest import RemoteManifest
+        from penstock.server.remote_manifest import RemoteManifest, RemoteRows
 
         found = self._flight_info(name, fingerprint)
         info, layout = _info(found)
-        return RemoteManifest(self, info.name, layout, found.schema.remove_metadata())
+        return RemoteManifest(RemoteRows(self, info.name, layout, found.schema.remove_metadata()))
 
     def health(self) -> dict[str, str]:
         """Return the state of each server: ``{address: "ok" | "stopping" | error}``. Calls them one by one."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ class Copies:
         """
         found = self._cache.find_key(block.copy)
         if found is None:
-            return _answer([], "")
+            return _answer(pa.array([], pa.large_binary()), "")
         file, expected = found
         first = block.number * PIECE
         if first >= file.size:
@@ -92,12 +93,14 @@ class Copies:
                 self._sound.add(version)
         # Not mapped: a truncated file would kill the process by a signal.
         data = os.pread(file.fileno(), min(PIECE, file.size - first), first)
-        return _answer([data], xxhash.xxh3_64_hexdigest(data))
+        bounds = struct.pack("=qq", 0, len(data))
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]  # pa.array would copy the bytes
+        return _answer(pa.Array.from_buffers(pa.large_binary(), 1, buffers), xxhash.xxh3_64_hexdigest(data))
 
 
-def _answer(values: list[bytes], digest: str) -> pa.RecordBatch:
+def _answer(values: pa.Array, digest: str) -> pa.RecordBatch:
     schema = pa.schema([("data", pa.large_binary())], {_HASH: digest.encode()})
-    return pa.record_batch([pa.array(values, pa.large_binary())], schema=schema)
+    return pa.record_batch([values], schema=schema)
 
 
 class CacheClient:
@@ -189,10 +192,7 @@ class _Node:
         _log.warning("the cache at %s is left alone for %g s, the store is read: %s", self._address, _REST, reason)
 
     def _block(self, block: Block, cancel: Cancel) -> memoryview:
-        """Return the bytes of a block; none if the server has no such copy.
-
-        Raises: FAILURES, PenstockError, ValueError.
-        """
+        """Return the bytes of a block; none if the server has no such copy."""
         while True:
             with self._lock:
                 idle = self._idle.pop() if self._idle else None
@@ -227,10 +227,7 @@ class _Node:
 
 
 def _receive(call: Call, block: Block) -> memoryview:
-    """Request a block and receive all of it; no bytes if the copy does not exist.
-
-    Raises: FAILURES, Released, ValueError; ServerError: the bytes have another hash, or are no single block.
-    """
+    """Request a block and receive all of it; no bytes if the copy does not exist."""
     expected = hash_of(call.get(encode_block(block)))
     values: list[pa.LargeBinaryScalar] = []
     while len(values) < 2 and (batch := call.read()) is not None:

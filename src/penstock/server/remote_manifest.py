@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +33,7 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     from penstock.server.client import Client
 
-__all__ = ["RemoteManifest"]
+__all__ = ["RemoteManifest", "RemoteRows"]
 
 
 class RemoteManifest(Manifest):
@@ -47,16 +46,15 @@ class RemoteManifest(Manifest):
     fork_safe = False
     """Datasets over it must not be forked: gRPC does not survive a fork."""
 
-    def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema, view: range | None = None) -> None:
+    def __init__(self, remote: RemoteRows, view: range | None = None) -> None:
         """Internal: call `Client.manifest`."""
-        self._made_of = client, name, layout, stored
-        self._fetch = _Fetch(client, name, layout, stored)
-        starts = accumulate((rows for rows, _ in layout.parsers), initial=0)
-        parts: list[Part] = [
-            _Lines(self._fetch, parser, rows, start)
-            for (rows, parser), start in zip(layout.parsers, starts, strict=False)
-        ]
-        super().__init__(parts or [_Columns(self._fetch)], layout.root, {}, layout.view if view is None else view)
+        self._remote, layout = remote, remote.layout
+        parts: list[Part] = []
+        start = 0
+        for rows, parser in layout.parsers:
+            parts.append(_Lines(remote, parser, rows, start))
+            start += rows
+        super().__init__(parts or [_Columns(remote)], layout.root, {}, layout.view if view is None else view)
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -66,17 +64,17 @@ class RemoteManifest(Manifest):
     @property
     def nbytes(self) -> int:
         """The size of the server's files in bytes."""
-        return self._fetch.layout.nbytes
+        return self._remote.layout.nbytes
 
     @cached_property
     def fingerprint(self) -> str:
         """The same as of the files."""
-        return replace(self._fetch.layout, view=self._range).fingerprint
+        return replace(self._remote.layout, view=self._range).fingerprint
 
     @property
     def whole_fingerprint(self) -> str:
         """The same as of the files."""
-        return self._fetch.layout.whole
+        return self._remote.layout.whole
 
     def prefix_fingerprints(self, rows: int) -> list[str]:
         """See `Manifest.prefix_fingerprints`; the server reads its file."""
@@ -84,16 +82,14 @@ class RemoteManifest(Manifest):
             raise ManifestError("a view has no prefix; ask the whole manifest")
         if not 0 <= rows <= len(self):
             raise ManifestError(f"rows must be from 0 to {len(self)}, not {rows}")
-        client, name, _, _ = self._made_of
-        return list(client.prefix_fingerprints(name, self.fingerprint, rows))
+        return list(self._remote.client.prefix_fingerprints(self._remote.name, self.fingerprint, rows))
 
     def _view(self, rows: range) -> Manifest:
-        return RemoteManifest(*self._made_of, rows)
+        return RemoteManifest(self._remote, rows)
 
     def reopened(self) -> Manifest:
         """Return the current version on the server."""
-        client, name, _, _ = self._made_of
-        return client.manifest(name)
+        return self._remote.client.manifest(self._remote.name)
 
     def records(self, indices: Indices) -> list[Record]:
         """Return the records at ``indices`` (any order, repeats allowed), in one round trip."""
@@ -101,31 +97,37 @@ class RemoteManifest(Manifest):
 
     def gather(self, rows: Indices, most: int | None = None) -> pa.RecordBatch:
         """Return rows in their stored form, in one round trip; see `parse`."""
-        return _no_more_than(most, self._fetch(self._rows(rows)))
+        return self._remote.fetch(self._rows(rows), most)
 
     def gather_ahead(self, requests: Iterable[Indices]) -> Iterator[pa.RecordBatch]:
         """Yield what `gather` returns for each request. The next ones are sent in advance, see `Client.batches`."""
-        return self._fetch.ahead(map(self._rows, requests))
+        return self._remote.fetch_ahead(map(self._rows, requests))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteManifest, (*self._made_of, self._range)
+        return RemoteManifest, (self._remote, self._range)
 
     def __repr__(self) -> str:
-        client, name, _, _ = self._made_of
-        return f"<RemoteManifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {name} of {client!r}>"
+        return f"<RemoteManifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {self._remote}>"
 
 
-class _Fetch:
+class RemoteRows:
     """Fetches rows by their number in the whole manifest; the server may serve only a view of it."""
 
     def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema) -> None:
         self.client, self.name, self.layout, self.stored = client, name, layout, stored
         self._fingerprint = layout.fingerprint
 
-    def __call__(self, rows: Rows) -> pa.RecordBatch:
-        return self.client.rows(self.name, self._fingerprint, self._served(rows))
+    def __str__(self) -> str:
+        return f"{self.name} of {self.client!r}"
 
-    def ahead(self, requests: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
+    def fetch(self, rows: Rows, most: int | None) -> pa.RecordBatch:
+        """Return rows; TooMuch if they have more than ``most`` bytes, which is known only after they have arrived."""
+        batch = self.client.rows(self.name, self._fingerprint, self._served(rows))
+        if most is not None and batch.nbytes > most:
+            raise TooMuch
+        return batch
+
+    def fetch_ahead(self, requests: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of each request."""
         return self.client.batches(self.name, self._fingerprint, map(self._served, requests))
 
@@ -140,9 +142,9 @@ class _Remote:
     nbytes = 0
     fingerprint = ""
 
-    def __init__(self, fetch: _Fetch) -> None:
-        self.fetch = fetch
-        self.path = f"{fetch.name} of {fetch.client!r}"
+    def __init__(self, remote: RemoteRows) -> None:
+        self.remote = remote
+        self.path = str(remote)
 
     def check(self) -> None:
         """Do nothing: the server checks its files at each read."""
@@ -151,13 +153,13 @@ class _Remote:
 class _Lines(_Remote, ParsedPart):
     """Rows of one parser."""
 
-    def __init__(self, fetch: _Fetch, parser: Parser, rows: int, start: int) -> None:
-        _Remote.__init__(self, fetch)
+    def __init__(self, remote: RemoteRows, parser: Parser, rows: int, start: int) -> None:
+        _Remote.__init__(self, remote)
         ParsedPart.__init__(self, parser)
         self.rows, self._start = rows, start
 
     def raw(self, rows: Rows, most: int | None = None) -> pa.LargeBinaryArray:
-        return _no_more_than(most, self.fetch(rows + self._start)).column(0)
+        return self.remote.fetch(rows + self._start, most).column(0)
 
     def _fail(self, bad: BadRow, row: int) -> NoReturn:
         content = shorten(self.raw(np.array([row]))[0].as_py())
@@ -167,16 +169,9 @@ class _Lines(_Remote, ParsedPart):
 class _Columns(_Remote, ColumnPart):
     """Rows in columns."""
 
-    def __init__(self, fetch: _Fetch) -> None:
-        _Remote.__init__(self, fetch)
-        self.rows, self.schema, self.names = fetch.layout.rows, fetch.stored, list(fetch.stored.names)
+    def __init__(self, remote: RemoteRows) -> None:
+        super().__init__(remote)
+        self.rows, self.schema, self.names = remote.layout.rows, remote.stored, list(remote.stored.names)
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
-        return _no_more_than(most, self.fetch(rows))
-
-
-def _no_more_than(most: int | None, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch; TooMuch if it has more than ``most`` bytes, which is known only after it has arrived."""
-    if most is not None and batch.nbytes > most:
-        raise TooMuch
-    return batch
+        return self.remote.fetch(rows, most)

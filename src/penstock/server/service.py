@@ -23,11 +23,13 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,13 +48,16 @@ from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
 from penstock.server.copies import CACHE, Copies
 from penstock.server.protocol import decode_block, decode_key, decode_prefix, decode_rows, encode_error
-from penstock.server.streams import Streams, cut_connections
 from penstock.storage import Cache
 
 __all__ = ["Limits", "Observer", "Server"]
 
 _log = logging.getLogger(__name__)
 
+_ACTIONS = {
+    "health": "whether the server takes calls, and how many datasets it has",
+    "prefix": "the fingerprints that a dataset may have had with its first rows alone",
+}
 _SINGLES = 8  # up to this many rows are read with the GIL held
 _FEW = 1024  # up to this many rows, waking a thread would take longer
 _GATHERERS = 8  # threads; more than cores, since some wait for the disk
@@ -199,7 +204,7 @@ class Server:
             stopper.start()
             stopper.join(_STOP)
             if stopper.is_alive():
-                cut_connections(server.port)
+                _cut_connections(server.port)
                 stopper.join(_CUT)
             process.servers -= 1
             self._closed.set()
@@ -238,7 +243,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         # Calls may arrive before the base class's constructor returns.
         self._catalog, self._copies, self._limits, self._observer = catalog, copies, limits, observer
-        self.streams = Streams(limits.streams)
+        self.streams = _Streams(limits.streams)
         # Threads that request the GIL repeatedly within a few rows' work wait longer than threads that take turns.
         self._turn = threading.Lock()
         self._threads = ThreadPoolExecutor(_GATHERERS, "penstock-gather")
@@ -266,25 +271,22 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             return flight.SchemaResult(self._find(descriptor).schema)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        return [
-            ("health", "whether the server takes calls, and how many datasets it has"),
-            ("prefix", "the fingerprints that a dataset may have had with its first rows alone"),
-        ]
+        return list(_ACTIONS.items())
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
         with self._refusing():
-            if action.type not in _ACTIONS:
-                raise TicketError(f"unknown action {action.type!r:.80}; use one of {', '.join(_ACTIONS)}")
-            return iter([json.dumps(_ACTIONS[action.type](self, action.body.to_pybytes())).encode()])
-
-    def _health(self, body: bytes) -> dict[str, Any]:
-        status = "stopping" if self.streams.draining else "ok"
-        return {"status": status, "datasets": len(self._catalog.newest())}
-
-    def _prefix(self, body: bytes) -> list[str]:
-        name, fingerprint, rows = decode_prefix(body)
-        with self.streams.one(), self.streams:
-            return self._catalog.find(name, fingerprint).manifest.prefix_fingerprints(rows)
+            answer: Any
+            match action.type:
+                case "health":
+                    status = "stopping" if self.streams.draining else "ok"
+                    answer = {"status": status, "datasets": len(self._catalog.newest())}
+                case "prefix":
+                    name, fingerprint, rows = decode_prefix(action.body.to_pybytes())
+                    with self.streams.one(), self.streams:
+                        answer = self._catalog.find(name, fingerprint).manifest.prefix_fingerprints(rows)
+                case _:
+                    raise TicketError(f"unknown action {action.type!r:.80}; use one of {', '.join(_ACTIONS)}")
+            return iter([json.dumps(answer).encode()])
 
     def _find(self, descriptor: flight.FlightDescriptor) -> Version:
         if descriptor.descriptor_type == flight.DescriptorType.CMD:
@@ -349,8 +351,6 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         except TimeoutError:  # all threads wait for a disk
             return manifest.gather(numbers, most) if future.cancel() else future.result()
 
-    # ------------------------------------------------------------------ copies in a cache
-
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         with self._refusing(CACHE):
             block = decode_block(ticket.ticket)
@@ -405,9 +405,71 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightInternalError(f"the server failed ({type(error).__name__}); its log has more") from None
 
 
-_ACTIONS = {"health": _Flight._health, "prefix": _Flight._prefix}
-
-
 def _info(version: Version) -> flight.FlightInfo:
     descriptor = flight.FlightDescriptor.for_path(version.name)
     return flight.FlightInfo(version.schema, descriptor, [], version.rows, version.manifest.nbytes)
+
+
+class _Streams:
+    """Counts streams. Thread-safe. ``with streams`` answers a request, which draining waits for."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+        """The number of open streams."""
+        self._changed = threading.Condition()
+        self._busy = 0
+        self.draining = False
+        """Whether new streams are refused."""
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count as one stream within a ``with`` block.
+
+        Raises:
+            ServerUnavailableError: the server is stopping, or has too many streams.
+        """
+        with self._changed:
+            if self.draining:
+                raise ServerUnavailableError("the server is stopping")
+            if self.count >= self._limit:
+                raise ServerUnavailableError(f"the server is busy: it has {self.count} streams, its limit")
+            self.count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.count -= 1
+
+    def drain(self, grace: float) -> bool:
+        """Refuse new streams and wait for busy ones; return whether all ended within ``grace`` seconds."""
+        with self._changed:
+            self.draining = True
+            return self._changed.wait_for(lambda: self._busy == 0, grace)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._busy += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._busy -= 1
+            if self.draining:
+                self._changed.notify_all()
+
+
+def _cut_connections(port: int) -> None:
+    """Close the connections that this process has accepted on a port.
+
+    A Flight server waits for its calls when it stops, and nothing else can wake a call that waits for its client's next
+    message. If the system does not list a process's files, this does nothing, and the client's deadline ends the call.
+    """
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder) if folder.is_dir() else []:
+        with suppress(OSError):  # not a socket, or closed meanwhile
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                tcp = found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
+                if tcp and found.getsockname()[1] == port:
+                    found.shutdown(socket.SHUT_RDWR)

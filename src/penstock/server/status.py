@@ -77,21 +77,17 @@ class Metrics(Observer):
                 metric.labels(one.name)
 
     def stream_started(self, name: str, peer: str) -> None:
-        """Count the start of a stream."""
         self._streams.labels(name).inc()
         self._active.labels(name).inc()
 
     def rows(self, name: str, count: int, nbytes: int) -> None:
-        """Count rows and bytes that were sent."""
         self._rows.labels(name).inc(count)
         self._bytes.labels(name).inc(nbytes)
 
     def stream_ended(self, name: str, peer: str, error: str | None) -> None:
-        """Count the end of a stream."""
         self._active.labels(name).dec()
 
     def error(self, name: str | None, kind: str) -> None:
-        """Count a request that failed or was refused."""
         self._errors.labels(name or "", kind).inc()
 
     def value(self, metric: str, dataset: str) -> float:
