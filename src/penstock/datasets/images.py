@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from penstock.images.entries import ImageIndex
 from penstock.images.learned_index import find_index
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
-from penstock.manifest import Manifest, Record
+from penstock.manifest import Manifest
 from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch
 from penstock.random import in_sample, load_each
@@ -32,11 +32,6 @@ from penstock.storage import Storage, is_remote
 from penstock.wording import kind_text
 
 __all__ = ["ImageDataset", "LoadImage"]
-
-
-class _Records(Protocol):
-    def __len__(self) -> int: ...
-    def records(self, indices: Any) -> list[Record]: ...
 
 
 class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
@@ -97,13 +92,24 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         max_pixels: int = MAX_PIXELS,
         index: str | os.PathLike[str] | bool | None = None,
     ) -> None:
-        self.source: _Records = _records(source, storage)
+        if isinstance(source, str | os.PathLike):
+            source = Manifest.open(source, storage=storage)
+        kind = type(source).__name__
+        if not hasattr(source, "records"):
+            raise ConfigError(
+                f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}"
+            )
+        if getattr(source, "load", None) is not None:
+            raise ConfigError(f"this {kind} has its own load=: leave it out, because ImageDataset loads the records")
+        self.source = source
         """The dataset of the records, with their order, position and state."""
         if (columns := getattr(source, "image_and_label", None)) is not None:
             columns()
-        storage = storage if storage is not None else _storage(self.source)
+        manifest = getattr(source, "manifest", source)
+        if isinstance(manifest, Manifest) and storage is None:
+            storage = manifest.storage
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
-        self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(self.source, index), **how)
+        self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(manifest, source, index), **how)
 
     @property
     def pure(self) -> bool:
@@ -111,8 +117,15 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         return not self.own_items and self.load.pure
 
     def class_names(self) -> list[str] | None:
-        """Return the source's class names by label; None if it has none."""
-        return _class_names(self.source)
+        source = self.source
+        if isinstance(source, HasClasses):
+            return source.class_names()
+        if isinstance(source, Manifest):
+            return source.classes
+        # Imported here: without tables, pyarrow is not needed.
+        from penstock.tables import TableFiles
+
+        return source.label_names() if isinstance(source, TableFiles) else None
 
     def __getnewargs__(self) -> tuple[Any]:
         return (self.source,)
@@ -124,10 +137,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         return ImageDataset.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return the items at several indices; their records are looked up together."""
-        source, keys = self.source, None
-        if isinstance(source, SourceDataset) and not in_sample():
-            keys = source.keys(indices)
+        source = self.source
+        keys = source.keys(indices) if isinstance(source, SourceDataset) and not in_sample() else None
         return ImageDataset.load_samples(self, indices, keys)
 
     def load_samples(
@@ -138,16 +149,12 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         *,
         into: Empty | None = None,
     ) -> list[Item]:
-        """Return the items at several indices, each made in the scope of its key.
+        """Return the items at several indices of the source. See `SourceDataset.load_samples`.
 
-        Args:
-            indices: of the source's samples.
-            keys: of the samples' generators; None to use the caller's scope.
-            place: the mini-epoch of the source that the indices belong to; by default the current one.
-            into: allocates the memory for the images, if they all have one size.
+        ``into`` allocates the memory for the images, if they all have one size.
         """
         rows = np.asarray(indices, dtype=np.int64)
-        source: Any = self.source
+        source = self.source
         # For tables, `records` would decode the images; for shards, `image_records` also returns the entries.
         read = getattr(source, "image_records", source.records)
         records = read(rows) if place is None else read(rows, place)
@@ -192,32 +199,15 @@ class _ImageStream(HasClasses, MPDataset):
         return manifest
 
     def class_names(self) -> list[str] | None:
-        """Return the manifest's class names by label; None if it has none."""
         return self.manifest.classes
 
 
-def _class_names(source: Any) -> list[str] | None:
-    if isinstance(source, HasClasses):
-        return source.class_names()
-    if isinstance(source, Manifest):
-        return source.classes
-    # Imported here: without tables, pyarrow is not needed.
-    from penstock.tables import TableFiles
-
-    return source.label_names() if isinstance(source, TableFiles) else None
-
-
-def _storage(source: Any) -> Storage | None:
-    """Return the storage options of a source's manifest; None for sources without a manifest."""
-    manifest = getattr(source, "manifest", source)
-    return manifest.storage if isinstance(manifest, Manifest) else None
-
-
-def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageIndex | Literal[False] | None:
+def _index(
+    manifest: Any, source: Any, index: str | os.PathLike[str] | bool | None
+) -> ImageIndex | Literal[False] | None:
     """Return the index of entries for a source's manifest; return None and False unchanged."""
     if index is None or index is False:
         return index
-    manifest = getattr(source, "manifest", source)
     if not isinstance(manifest, Manifest):
         raise ConfigError(
             f"index= is for images of a manifest, and {kind_text(source)} has no manifest: leave index= out "
@@ -228,14 +218,3 @@ def _index(source: Any, index: str | os.PathLike[str] | bool | None) -> ImageInd
     if not isinstance(index, str | os.PathLike) or index == "":
         raise ConfigError(f"index= takes the path of an index of entries, True, False or 'learn', got {index!r}")
     return ImageIndex.open(index, manifest)
-
-
-def _records(source: Any, storage: Storage | None = None) -> _Records:
-    if isinstance(source, str) or hasattr(source, "__fspath__"):
-        return Manifest.open(source, storage=storage)
-    if not hasattr(source, "records"):
-        raise ConfigError(f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}")
-    if getattr(source, "load", None) is not None:
-        kind = type(source).__name__
-        raise ConfigError(f"this {kind} has its own load=: leave it out, because ImageDataset loads the records")
-    return cast(_Records, source)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +81,14 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
     if isinstance(keep, pc.Expression):
         return _evaluate(keep, of)
     if isinstance(keep, str | os.PathLike):
-        keep = _load_array(keep)
+        try:
+            keep = np.load(keep, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            example = ". An expression is an object such as pyarrow.compute.field('label') == 3"
+            raise DataFileError(
+                f"{os.fspath(keep)} is not an .npy file with a mask or row numbers: {error}"
+                + ("" if os.fspath(keep).endswith(".npy") else example)
+            ) from error
     array = keep.numpy() if isinstance(keep, torch.Tensor) else np.asarray(keep)
     if array.ndim == 1 and array.dtype == np.bool_:
         if len(array) != of.samples:
@@ -93,28 +100,12 @@ def kept_rows(keep: Any, of: Filterable) -> KeptRows:
         raise ConfigError("keep is an array of 0 and 1, one for each row: for a mask, give keep.astype(bool)")
     if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
         return KeptRows.of_rows(array.astype(np.int64) if not array.size else array, of.samples)
+    is_array = isinstance(keep, np.ndarray | torch.Tensor) or array.dtype != object
     raise ConfigError(
         "keep takes a mask (one boolean for each row), an array of row numbers, the path of an .npy file with one "
         "of these, or an expression over columns such as pyarrow.compute.field('label') > 3; got "
-        + _describe(keep, array)
+        + (f"{array.dtype} of shape {array.shape}" if is_array else repr(keep))
     )
-
-
-def _describe(keep: Any, array: Any) -> str:
-    if isinstance(keep, np.ndarray | torch.Tensor) or array.dtype != object:
-        return f"{array.dtype} of shape {array.shape}"
-    return repr(keep)
-
-
-def _load_array(path: str | os.PathLike[str]) -> Any:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        name = os.fspath(path)
-        hint = (
-            "" if name.endswith(".npy") else ". An expression is an object such as pyarrow.compute.field('label') == 3"
-        )
-        raise DataFileError(f"{name} is not an .npy file with a mask or row numbers: {error}{hint}") from error
 
 
 def _evaluate(keep: pc.Expression, of: Filterable) -> KeptRows:
@@ -123,41 +114,32 @@ def _evaluate(keep: pc.Expression, of: Filterable) -> KeptRows:
             f"keep={keep} is an expression over columns, but this data has no columns. Manifests and Parquet or Arrow "
             "tables have columns; JSON lines do not. Give a mask or an array of rows"
         )
-    names = _columns_in(keep, of.source.columns)
+    # The columns whose names occur in the text, else all columns.
+    text, columns = str(keep), of.source.columns
+    names = [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)] or list(columns)
+    number = "row"
+    while number in names:
+        number += "_"
+
+    def matching() -> Iterator[Indices]:
+        with progress_bar("evaluating the filter", of.samples, None, in_bytes=False) as advance:
+            for begin in range(0, of.samples, _ROWS):
+                rows = np.arange(begin, min(begin + _ROWS, of.samples))
+                table = of.table(rows, names)
+                try:
+                    found = table.append_column(number, pa.array(rows)).filter(keep)[number]
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:
+                    types = {name: f" ({table.schema.field(name).type})" for name in names}
+                    raise ConfigError(
+                        f"keep={keep} cannot be evaluated: {str(error).partition(chr(10))[0]}. The columns are: "
+                        + ", ".join(name + types.get(name, "") for name in columns)
+                    ) from error
+                yield found.to_numpy()
+                advance(len(rows))
+
     # Without a fingerprint, the data may be different next time, so nothing is cached. The expression is pickled,
     # because its text abbreviates long lists.
     version = of.source.version if isinstance(of.source, TableFiles) else ""
     identity = f"{of.fingerprint} {version} {of.samples} ".encode() + pickle.dumps(keep, protocol=5)
     name = None if of.fingerprint is None else xxhash.xxh3_128_hexdigest(identity)
-    return KeptRows.of_chunks(lambda: _matching_rows(keep, names, of), of.samples, name=name)
-
-
-def _columns_in(keep: pc.Expression, columns: Sequence[str]) -> list[str]:
-    """Return the columns that an expression may read: the columns whose names occur in its text, else all columns."""
-    text = str(keep)
-    return [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)] or list(columns)
-
-
-def _matching_rows(keep: pc.Expression, names: list[str], of: Filterable) -> Iterator[Indices]:
-    with progress_bar("evaluating the filter", of.samples, None, in_bytes=False) as advance:
-        for begin in range(0, of.samples, _ROWS):
-            rows = np.arange(begin, min(begin + _ROWS, of.samples))
-            yield _matching(keep, of, names, rows)
-            advance(len(rows))
-
-
-def _matching(keep: pc.Expression, of: Filterable, names: list[str], rows: Indices) -> Indices:
-    table = of.table(rows, names)
-    number = "row"
-    while number in names:
-        number += "_"
-    try:
-        found = table.append_column(number, pa.array(rows)).filter(keep)[number]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:
-        raise ConfigError(
-            f"keep={keep} cannot be evaluated: {str(error).partition(chr(10))[0]}. The columns are: "
-            + ", ".join(
-                f"{name} ({table.schema.field(name).type})" if name in names else name for name in of.source.columns
-            )
-        ) from error
-    return cast(Indices, found.to_numpy())
+    return KeptRows.of_chunks(matching, of.samples, name=name)

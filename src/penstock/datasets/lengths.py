@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.datasets.keep import Filterable, has_columns
 from penstock.datasets.rows import row_count, rows_behind, version_of
+from penstock.datasets.subset import Subset
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.plan.filter import KeptRows
@@ -16,9 +20,6 @@ from penstock.samplers.identity import fingerprint_of
 from penstock.samplers.lengths import SampleLengths, lengths_of
 from penstock.storage.derived import derived_array
 from penstock.wording import kind_text
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["column_lengths", "document_lengths", "filtered_lengths", "last_filter"]
 
@@ -37,8 +38,6 @@ def document_lengths(dataset: Any, given: Any) -> SampleLengths:
         ConfigError: the lengths are unknown, or there is no such column.
         SamplerError: the lengths are not integers.
     """
-    from penstock.datasets.subset import Subset
-
     count, is_column = row_count(dataset), isinstance(given, str) and not given.endswith(".npy")
     every: SampleLengths | None = None
     if given is not None and not is_column:
@@ -130,8 +129,6 @@ def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[
     Raises:
         ConfigError: there is no such column; (on access) it has another type, or nulls.
     """
-    from penstock.datasets.keep import Filterable, has_columns
-
     source = getattr(dataset, "source", dataset)
     columns = source.columns if has_columns(source) else []
     if name not in columns:
@@ -139,24 +136,21 @@ def column_lengths(dataset: Any, name: str, *, texts: bool = False) -> Callable[
         raise ConfigError(f"there is no column {name!r} in this {type(dataset).__name__}: {has}")
     table = Filterable.of(source, None, len(dataset))
 
-    return lambda rows: _lengths_in(table.table(rows, [name])[name], name, rows, texts=texts)
+    def lengths(rows: Indices) -> Indices:
+        values = table.table(rows, [name])[name]
+        kind = values.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            values = pc.list_value_length(values)
+        elif texts and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            values = pc.utf8_length(values)
+        elif texts and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            values = pc.binary_length(values)
+        elif not pa.types.is_integer(kind):
+            raise ConfigError(f"column {name!r} has the type {kind}: lengths need a column of integers or of lists")
+        if values.null_count:
+            row = rows[int(np.flatnonzero(values.is_null().to_numpy())[0])]
+            raise ConfigError(f"column {name!r} is null in row {row}: lengths need integers or lists without nulls")
+        found: Indices = values.to_numpy().astype(np.int64)
+        return found
 
-
-def _lengths_in(values: pa.ChunkedArray, name: str, rows: Indices, *, texts: bool) -> Indices:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = values.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        values = pc.list_value_length(values)
-    elif texts and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        values = pc.utf8_length(values)
-    elif texts and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        values = pc.binary_length(values)
-    elif not pa.types.is_integer(kind):
-        raise ConfigError(f"column {name!r} has the type {kind}: lengths need a column of integers or of lists")
-    if values.null_count:
-        row = rows[int(np.flatnonzero(values.is_null().to_numpy())[0])]
-        raise ConfigError(f"column {name!r} is null in row {row}: lengths need integers or lists without nulls")
-    lengths: Indices = values.to_numpy().astype(np.int64)
     return lengths

@@ -144,14 +144,12 @@ class LoadImage:
         storage: access to images at remote addresses, see `penstock.storage.Storage`.
         transform: instead of `size` and `flip`: a `penstock.images.transforms.Compose`, or a list of transforms.
         target: ``target(record) -> dict`` returns the image's targets (``masks``, ``boxes``, ...: see
-            `penstock.images.transforms.targets`). They replace the label in the item, and the transform applies to them
-            as well; without a transform, `size` and `flip` apply to both as `Resize` and `HorizontalFlip`. A function
-            that draws nothing, or only from `penstock.generator`, can declare this with an attribute ``pure = True``;
-            loaders then split its batches among workers, and use threads.
+            `penstock.images.transforms.targets`). They replace the label in the item, and the transform (or `size` and
+            `flip`) applies to them as well. A function that draws nothing, or only from `penstock.generator`, can
+            declare this with an attribute ``pure = True``; loaders then split its batches among workers.
         max_pixels: raise an error for an image with more pixels, instead of exhausting memory.
-        index: `penstock.images.learned_index.find_index` or `penstock.images.entries.ImageIndex.open` of the records'
-            manifest. With it, a transform decodes crops faster, with the same pixels. False: do not use the entries of
-            shard samples either.
+        index: an open index of entries, see `penstock.ImageDataset`. False: do not use the entries of shard samples
+            either.
 
     Raises:
         ConfigError: the size is not positive; a transform together with a size or flip; an index without a transform;
@@ -273,7 +271,16 @@ class LoadImage:
         out: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Any]:
         encoded = read_bytes(record.path, storage=self.storage, data=data)
-        source = EncodedImage(encoded, record.path, self.max_pixels, self._entries(record, encoded))
+        index, find_entries = self.index, None
+        if index is not False and isinstance(record, SampleRecord):
+            if index is not None:
+                raise ConfigError(
+                    f"{record!r}: index= is for images of a manifest, and samples of shards have no row in one"
+                )
+            find_entries = None if record.entries is None else partial(record.entries, encoded)
+        elif index is not False and index is not None:
+            find_entries = partial(index.entries, record.row, encoded)
+        source = EncodedImage(encoded, record.path, self.max_pixels, find_entries)
         targets = {} if self.target is None else self.target(record)
         if not isinstance(targets, dict):
             raise ConfigError(
@@ -290,18 +297,6 @@ class LoadImage:
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
             return canvas.tensor, record.label if self.target is None else close_target(canvas, targets)
-
-    def _entries(self, record: Record | SampleRecord, data: bytes) -> Callable[[], bytes | None] | None:
-        """Return a function that looks up the entries of an image; None if there is no index."""
-        if self.index is False:
-            return None
-        if not isinstance(record, SampleRecord):
-            return None if self.index is None else partial(self.index.entries, record.row, data)
-        if self.index is not None:
-            raise ConfigError(
-                f"{record!r}: index= is for images of a manifest, and samples of shards have no row in one"
-            )
-        return None if record.entries is None else partial(record.entries, data)
 
 
 def _height_and_width(size: Any) -> tuple[int, int]:

@@ -42,16 +42,14 @@ class Subset(BatchedDataset, TorchSubset[Any]):
     """The rows of a map-style dataset that ``keep`` selects.
 
     Args:
-        dataset: any map-style dataset. For a Penstock dataset with its own order (`penstock.RankDataset`,
-            `penstock.TableDataset`, ...), the result is a dataset of the same class with the same options, whose epochs
-            contain only the kept rows. For a `penstock.Mixture`, it is the mixture of the filtered sources, in the same
-            proportions; rows are numbered over the concatenated sources. For any other dataset, the result has
-            no order of its own: put a sampler on top, or use ``shuffle=``.
+        dataset: any map-style dataset. For a Penstock dataset with its own order, such as `penstock.RankDataset`, the
+            result is one of the same class with the same options, whose epochs contain only the kept rows. For a
+            `penstock.Mixture`, it is the mixture of the filtered sources, in the same proportions; rows are numbered
+            over the concatenated sources. For any other dataset, the result has no order of its own.
         keep: the rows to keep: a mask (one boolean for each row), an array of row numbers, the path of an ``.npy`` file
-            with one of the two, or an expression over columns (`pyarrow.compute.field`) if the data has columns:
-            tables, manifests, and filters of these. Row numbers may have any order and repeat, as in torch's
-            ``Subset``; negative numbers count from the end. They are rows of the source, independent of the dataset's
-            order.
+            with one of the two, or an expression over columns (`pyarrow.compute.field`) of tables and manifests. Row
+            numbers are rows of the source, independent of the dataset's order. They may have any order and repeat;
+            negative numbers count from the end.
 
     Raises:
         ConfigError: an iterable-style dataset, a mask of the wrong length, or an expression that cannot be evaluated.
@@ -77,7 +75,12 @@ class Subset(BatchedDataset, TorchSubset[Any]):
             and isinstance(dataset.source, SourceDataset | SourceWrapper)
         ):
             return cast(Subset, dataset.with_source(Subset(dataset.source, keep)))
-        _refuse_shares(dataset)
+        # A user's dataset over these: its indices mean other rows in each epoch.
+        if not isinstance(dataset, SourceDataset) and holds_a_share(dataset):
+            raise ConfigError(
+                f"{kind_text(dataset)} over datasets with their own order has no fixed rows to filter: filter each "
+                "inner dataset instead, Subset(inner, keep)"
+            )
         return super().__new__(cls)
 
     def __init__(self, dataset: Any, keep: Any) -> None:
@@ -129,7 +132,6 @@ class Subset(BatchedDataset, TorchSubset[Any]):
         return self.dataset[self.kept[index]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items at several indices."""
         return Subset.load_samples(self, indices, None)
 
     def load_samples(self, indices: Sequence[int], keys: Sequence[int] | None, **into: Any) -> list[Any]:
@@ -151,17 +153,6 @@ def filter_rows(dataset: Any) -> int:
     return dataset.filter_rows if isinstance(dataset, SourceDataset) else len(dataset)
 
 
-def _refuse_shares(dataset: Any) -> None:
-    """Raise ConfigError for a user's dataset over datasets with their own order: its indices mean other rows
-    in each epoch.
-    """
-    if not isinstance(dataset, SourceDataset) and holds_a_share(dataset):
-        raise ConfigError(
-            f"{kind_text(dataset)} over datasets with their own order has no fixed rows to filter: filter each "
-            "inner dataset instead, Subset(inner, keep)"
-        )
-
-
 def filterable(dataset: Any) -> Filterable:
     """Return the rows and columns of a map-style dataset without its own order, for a filter."""
     if isinstance(dataset, Subset):
@@ -169,12 +160,9 @@ def filterable(dataset: Any) -> Filterable:
         return inner._replace(
             fingerprint=dataset.fingerprint, samples=len(dataset), row=lambda rows: inner.row(dataset.kept.find(rows))
         )
-    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset)) if _is_penstock(dataset) else dataset
+    ours = isinstance(dataset, BatchedDataset) and type(dataset).__module__.startswith("penstock.")
+    source = getattr(dataset, "source", getattr(dataset, "manifest", dataset)) if ours else dataset
     return Filterable.of(source, fingerprint_of(dataset), len(dataset))
-
-
-def _is_penstock(dataset: Any) -> bool:
-    return isinstance(dataset, BatchedDataset) and type(dataset).__module__.startswith("penstock.")
 
 
 def filtered_parts(keep: Any, datasets: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from penstock.datasets.source_dataset import SourceDataset, SourceWrapper
 from penstock.errors import ConfigError
 from penstock.order.permutation import Indices
 from penstock.plan.share import MiniEpoch
-from penstock.random import call_in_scope, in_sample, load_each
+from penstock.random import in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 from penstock.stages import stage
 from penstock.tokens.tokenizer import COLUMN, IdsOf, TextTokenizer, check_column, texts_of
@@ -30,11 +30,10 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
     """The samples of a text dataset, as tokens.
 
     Args:
-        source: a map-style dataset whose samples are text, or dicts with a text column: one of Penstock's, such as
-            `TableDataset`, or your own, even a list of strings.
-        tokenizer: the path of a ``tokenizer.json`` of `tokenizers` or of a folder with one, a ``tokenizers.Tokenizer``,
-            a fast tokenizer of `transformers`, or any function from text to ids. Its padding and truncation settings
-            are ignored.
+        source: a map-style dataset whose samples are text, or dicts with a text column: one of Penstock's, or your own,
+            even a list of strings.
+        tokenizer: the path of a ``tokenizer.json`` or of a folder with one, a ``tokenizers.Tokenizer``, a fast
+            tokenizer of `transformers`, or any function from text to ids. Its padding and truncation are ignored.
         column: the name of the text column; ``"text"`` by default.
         max_length: truncate samples to this number of tokens, including special tokens and the end token.
         append_eos: the id or the text of a token to append to each sample.
@@ -53,17 +52,14 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
     Items are int64 tensors (tokens,) of different lengths, so the default collate function cannot stack them: pack them
     (`penstock.PackedDataset`), or give a ``collate_fn``.
 
-    Order: over one of Penstock's datasets, order, epoch, rank and state are the source's (``tokens.set_epoch``,
-    ``plan`` and ``state_dict`` are its methods). Over your own dataset, this is a plain map-style dataset, which a
-    loader splits across ranks as usual.
+    Order, epoch, rank and state are those of a source of Penstock (``tokens.set_epoch``, ``plan`` and ``state_dict``
+    are its methods). Over your own dataset, this is a plain map-style dataset.
 
-    Threads: a batch is encoded at once, by threads of `tokenizers`, in a process that was started as a program. Worker
-    processes do not use these threads: there, the workers are the parallelism, and a parent's threads do not survive a
-    fork. No environment variable is set. ``TOKENIZERS_PARALLELISM=false`` turns the threads off.
+    A batch is encoded at once, by threads of `tokenizers` unless ``TOKENIZERS_PARALLELISM=false``; in worker processes
+    without them, because a parent's threads do not survive a fork.
 
     Cost: a megabyte of text takes 0.2 to 1 second on one core. If you read text more than once, tokenize it once with
-    ``penstock tokenize``, and read the result with `DocumentDataset`. Memory: one copy of the vocabulary in each
-    process.
+    ``penstock tokenize``, and read the result with `DocumentDataset`.
 
     >>> dataset = TokenizedDataset(["ab", "abc"], lambda text: [ord(letter) for letter in text], append_eos=0)
     >>> dataset[1]
@@ -110,7 +106,6 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
         return TokenizedDataset.__getitems__(self, [index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the items at several indices, encoded together."""
         keys = None
         if isinstance(self.source, SourceDataset) and not in_sample():
             keys = self.source.keys(indices)
@@ -119,17 +114,13 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
     def load_samples(
         self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None = None
     ) -> list[Any]:
-        """Return the items at several indices, each made in the scope of its key.
-
-        Args:
-            indices: of the source's samples.
-            keys: of the samples' generators; None to use the caller's scope.
-            place: the mini-epoch of the source that the indices belong to; by default the current one.
-        """
-        samples = self._load_source(indices, keys, place)
-        return self._make_items(
-            samples, keys, lambda k: self._name(indices[k], lambda own: own.rows([indices[k]], place))
-        )
+        """Return the items at several indices of the source, encoded together. See `SourceDataset.load_samples`."""
+        source: Any = self.source
+        if isinstance(source, BatchedDataset) and source.load_samples is not None:  # type: ignore[attr-defined]
+            samples = source.load_samples(indices, keys, *(() if place is None else (place,)))  # type: ignore[attr-defined]
+        else:
+            samples = load_rows(source, indices, keys)
+        return self._make_items(samples, keys, indices, lambda own, index: own.rows([index], place))
 
     @property
     def has_rows(self) -> bool:
@@ -139,40 +130,33 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
     def load_rows(self, rows: Sequence[int], keys: Sequence[int] | None) -> list[Any]:
         """Return the items of rows, independent of the order. See `penstock.datasets.rows.load_rows`."""
         samples = load_rows(self.source, rows, keys)
-        return self._make_items(
-            samples, keys, lambda k: self._name(rows[k], lambda own: own.plan.kept(np.array([rows[k]])))
-        )
+        return self._make_items(samples, keys, rows, lambda own, row: own.plan.kept(np.array([row])))
 
-    def _name(self, index: int, row: Callable[[SourceDataset], Indices]) -> str:
-        """Return the name of a sample for messages; ``row`` finds its row before filters."""
-        # Imported here, because only errors need it.
-        from penstock.datasets.file_rows import row_name, with_an_order
+    def _make_items(
+        self,
+        samples: list[Any],
+        keys: Sequence[int] | None,
+        numbers: Sequence[int],
+        row_of: Callable[[SourceDataset, int], Indices],
+    ) -> list[Any]:
+        """Return the items of text samples. For messages, ``row_of`` finds the row of a sample before filters."""
 
-        own = with_an_order(self.source)
-        has_names = own is not None and hasattr(own.source, "row_name")
-        return row_name(own, int(row(own)[0])) if own is not None and has_names else f"sample {index}"
+        def name(k: int) -> str:
+            # Imported here, because only errors need it.
+            from penstock.datasets.file_rows import with_an_order
 
-    def _make_items(self, samples: list[Any], keys: Sequence[int] | None, name: Callable[[int], str]) -> list[Any]:
-        """Return the items of text samples."""
+            own = with_an_order(self.source)
+            row_name = None if own is None else getattr(own.source, "row_name", None)
+            if own is None or row_name is None:
+                return f"sample {numbers[k]}"
+            return str(row_name(int(row_of(own, numbers[k])[0])))
+
         texts = texts_of(samples, self.column, name)
         with stage("tokenize"):
             items: list[Any] = [torch.from_numpy(ids) for ids in self.tokenizer.encode(texts, name=name)]
         if self.as_dict:
-            items = [self._with_columns(sample, ids) for sample, ids in zip(samples, items, strict=True)]
+            for k, sample in enumerate(samples):
+                others = {} if isinstance(sample, str) else sample
+                kept = {column: value for column, value in others.items() if column != self.column}
+                items[k] = {**kept, "input_ids": items[k]}
         return items if self.load is None else load_each(self.load, items, keys)
-
-    def _load_source(self, indices: Sequence[int], keys: Sequence[int] | None, place: MiniEpoch | None) -> list[Any]:
-        source = self.source
-        if isinstance(source, BatchedDataset) and (load := getattr(source, "load_samples", None)) is not None:
-            found: list[Any] = load(indices, keys) if place is None else load(indices, keys, place)
-            return found
-        getitems = getattr(source, "__getitems__", None)
-        if getitems is None:
-            return load_each(source.__getitem__, indices, keys)
-        if not keys:
-            return list(getitems(indices))
-        return list(call_in_scope(keys[0], getitems, indices))
-
-    def _with_columns(self, sample: Any, ids: torch.Tensor) -> dict[str, Any]:
-        others = {} if isinstance(sample, str) else {k: v for k, v in sample.items() if k != self.column}
-        return {**others, "input_ids": ids}
