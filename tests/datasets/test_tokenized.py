@@ -368,3 +368,25 @@ def test_arrays_of_ids_are_ids() -> None:
     dataset = ps.TokenizedDataset(["ab", ""], lambda text: np.array(letters(text), np.uint16))
     assert lists(dataset) == [[97, 98], []]
     assert dataset[0].dtype == torch.int64
+
+
+class Drawing:
+    """Texts with a random letter, read together."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> str:
+        return f"{index} {ps.generator().integers(1 << 30)}"
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        return [self[index] for index in indices]
+
+
+def test_random_texts_do_not_depend_on_the_batch() -> None:
+    tokens = ps.TokenizedDataset(Drawing(), letters)
+    found = [
+        [item.tolist() for item in flat(ps.DataLoader(tokens, batch_size=size, seed=0, collate_fn=list))]
+        for size in (1, 5)
+    ]
+    assert found[0] == found[1]
