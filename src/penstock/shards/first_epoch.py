@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 import numpy as np
 import xxhash
 
-from penstock.errors import ConfigError, OrderError, StateError, StorageChangedError
+from penstock.errors import ConfigError, StateError, StorageChangedError
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION, make_order
 from penstock.order.permutation import Indices, Permutation
@@ -98,8 +98,6 @@ class WindowOrder:
     def __init__(
         self, shards: Sequence[int], counts: Sequence[int], *, begin: int, world_size: int, key: int | None
     ) -> None:
-        if len(shards) != len(counts):
-            raise OrderError(f"{len(shards)} shards need one count each, got {len(counts)} counts")
         self._shards = np.asarray(shards, dtype=np.int64)
         self._counts = np.asarray(counts, dtype=np.int64)
         self.begin, self._ranks, self._key = begin, world_size, key
@@ -200,7 +198,8 @@ class WindowEpoch(ForwardEpoch):
         # The order of the shards, over all ranks.
         kind = "none" if plan.shuffle == "none" else "global"
         seed = mix(derive_key(plan.seed, 0, "windows"))
-        self._order = make_order(kind, len(plan.source.urls), seed=seed, epoch=self.epoch)
+        count = len(plan.source.urls)
+        self._order = make_order(kind, count, seed=seed, epoch=self.epoch)[np.arange(count)]
         # Samples that each rank consumed before the start.
         self._done = -(-start.consumed // self._ranks)
         self._windows: list[_Window] = []
@@ -278,8 +277,7 @@ class WindowEpoch(ForwardEpoch):
     @property
     def _over(self) -> bool:
         """Whether all windows are opened."""
-        begin, end = self._plan.span(self._next)
-        return begin == end
+        return not self._shards(self._next)
 
     @property
     def _total(self) -> int | None:
@@ -296,8 +294,7 @@ class WindowEpoch(ForwardEpoch):
 
     def _shards(self, number: int) -> list[int]:
         """Return the shards of a window."""
-        shards: list[int] = self._order[np.arange(*self._plan.span(number))].tolist()
-        return shards
+        return list(self._order[slice(*self._plan.span(number))].tolist())
 
     def _open_next(self, at: int) -> Indices:
         """Open the next window: wait until its shards are counted. Return this rank's rows of it from ``at`` on."""
@@ -305,8 +302,16 @@ class WindowEpoch(ForwardEpoch):
         shards = self._shards(number)
         facts = plan.source.facts(shards) if self._arrivals is None else self._arrivals.wait(shards)
         contents = "".join(one.identity for one in facts)
-        if not self._windows and self._start.entries["contents"]:
-            self._check_contents(shards, contents)
+        # The shards of the window of a loaded state have to be those with which it was begun.
+        begun_with = "" if self._windows else self._start.entries["contents"]
+        for place, shard in enumerate(shards if begun_with else ()):
+            part = slice(place * _DIGITS, (place + 1) * _DIGITS)
+            if contents[part] != begun_with[part]:
+                raise StorageChangedError(
+                    f"{shown(plan.source.urls[shard])} was replaced since the state was saved, within a window "
+                    "of shards that are mixed: other samples would be lost or repeated. Restore the object, or begin "
+                    f"another epoch (set_epoch({self.epoch + 1}))"
+                )
         self._facts |= zip(shards, facts, strict=True)
         key = None if plan.shuffle == "none" else mix(derive_key(plan.seed, self.epoch, "window"), plan.span(number)[0])
         counts = [one.samples for one in facts]
@@ -319,17 +324,6 @@ class WindowEpoch(ForwardEpoch):
         self._windows.append(_Window(number, begin, self._known, contents, order, read))
         before = -(-(begin - self._rank) // self._ranks)
         return rows[max(0, at - before) :]
-
-    def _check_contents(self, shards: list[int], contents: str) -> None:
-        """Check that the shards of the window of a loaded state are those with which it was begun."""
-        for number, shard in enumerate(shards):
-            place = slice(number * _DIGITS, (number + 1) * _DIGITS)
-            if contents[place] != self._start.entries["contents"][place]:
-                raise StorageChangedError(
-                    f"{shown(self._plan.source.urls[shard])} was replaced since the state was saved, within a window "
-                    "of shards that are mixed: other samples would be lost or repeated. Restore the object, or begin "
-                    f"another epoch (set_epoch({self.epoch + 1}))"
-                )
 
     def _expect(self) -> None:
         """Request the shards of open windows that the consumer still reads, and of the next two windows."""

@@ -118,18 +118,14 @@ class ShardSet:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def facts(self, shards: Iterable[int]) -> list[Facts]:
-        """Return the facts of counted shards."""
-        return [cast(Facts, self._shards[number].facts) for number in shards]
-
-    @property
-    def _all_facts(self) -> list[Facts]:
-        return self.facts(range(len(self._shards)))
+    def facts(self, shards: Iterable[int] | None = None) -> list[Facts]:
+        """Return the facts of counted shards, by default of all."""
+        return [cast(Facts, self._shards[at].facts) for at in (range(len(self._shards)) if shards is None else shards)]
 
     @property
     def counts(self) -> list[int]:
         """The number of samples of each shard."""
-        return [facts.samples for facts in self._all_facts]
+        return [facts.samples for facts in self.facts()]
 
     @property
     def nbytes(self) -> int:
@@ -139,11 +135,11 @@ class ShardSet:
     @property
     def fingerprint(self) -> str:
         """The identity of the samples, 32 hex digits: a hash of the shards' content in order, without names."""
-        return _combined(self._all_facts)
+        return _combined(self.facts())
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return whether a set with this fingerprint and number of samples has since grown into this one."""
-        facts, ends = self._all_facts, np.flatnonzero(self.starts == rows).tolist()
+        facts, ends = self.facts(), np.flatnonzero(self.starts == rows).tolist()
         return any(_combined(facts[:end]) == fingerprint for end in ends)
 
     def __repr__(self) -> str:
@@ -155,14 +151,10 @@ class ShardSet:
 
     # Reading.
 
-    def locate(self, sample: int) -> tuple[int, int]:
-        """Return the number of the shard that holds a sample, and the sample's number in it."""
-        shard = int(self.starts.searchsorted(sample, "right")) - 1
-        return shard, sample - int(self.starts[shard])
-
-    def _locate_all(self, rows: Ints) -> tuple[Ints, Ints]:
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        return numbers, rows - self.starts[numbers]
+    def locate(self, sample: Any) -> tuple[Any, Any]:
+        """Return the number of the shard that holds a sample, and the sample's number in it; arrays for an array."""
+        shard = self.starts.searchsorted(sample, "right") - 1
+        return shard, sample - self.starts[shard]
 
     def index(self, number: int) -> ShardIndex:
         """Return the index of a shard, without its data. Raises as `shard`."""
@@ -184,7 +176,7 @@ class ShardSet:
             row = self._rows[operator.index(index)]
         except IndexError:
             raise IndexError(f"sample {index} is out of range for {counted(len(self), 'sample')}") from None
-        number, local = self.locate(row)
+        number, local = map(int, self.locate(row))
         shard = self.shard(number)
         sample = shard.sample(local)
         shard.check()  # after the read, so that no changed data is returned
@@ -192,7 +184,7 @@ class ShardSet:
 
     def records(self, indices: Indices) -> list[Sample]:
         """Return the samples at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
-        return self.read(*self._locate_all(to_rows(indices, self._rows)))
+        return self.read(*self.locate(to_rows(indices, self._rows)))
 
     def read(self, shards: Ints, samples: Ints) -> list[Sample]:
         """Return samples, in this order; other shards need not be counted.
@@ -233,7 +225,7 @@ class ShardSet:
         The entries are from the index beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
         sample without an image.
         """
-        numbers, local = self._locate_all(np.asarray(rows, np.int64))
+        numbers, local = self.locate(np.asarray(rows, np.int64))
         places = zip(numbers.tolist(), local.tolist(), strict=True)
         found = [partial(self._entries, *at) if self._shards[at[0]].path is not None else None for at in places]
         return [SampleRecord(sample, entries) for sample, entries in zip(samples, found, strict=True)]
@@ -256,7 +248,7 @@ class ShardSet:
 
     def key(self, index: int) -> str:
         """Return the key of a sample, without reading the sample."""
-        number, local = self.locate(self._rows[index])
+        number, local = map(int, self.locate(self._rows[index]))
         return self.index(number).key(local)
 
     def check_unchanged(self) -> None:
@@ -306,17 +298,27 @@ def build(shards: Sequence[TarShard], *, progress: bool | None = None) -> None:
 def write_beside(shards: Sequence[TarShard], *, force: bool = False, progress: bool | None = None) -> int:
     """Ensure that the store has indexes beside shards, several at a time; return how many were written.
 
+    ``force`` writes them again.
+
     Raises:
         StorageError: the store fails; written indexes stay, and the next call continues.
         ShardError: a shard is damaged or compressed.
     """
     cancel, written = Cancel(), 0
+
+    def write(shard: TarShard) -> bool:
+        if not force and shard.look_beside():
+            return False
+        shard.obtain(cancel=cancel)
+        shard.put_index(shard.index())
+        return True
+
     with (
         ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
         progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
     ):
         try:
-            for is_written in pool.map(lambda shard: shard.write_beside(force=force, cancel=cancel), shards):
+            for is_written in pool.map(write, shards):
                 written += is_written
                 advance(1)
         except BaseException:

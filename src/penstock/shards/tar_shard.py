@@ -222,27 +222,15 @@ class TarShard(ShardFile):
         with INDEXING:
             index = load_or_build(copy, url=self.url, cache_dir=self._cache_dir, progress=progress)
         if self.write_index:
-            self._put(index)
+            self.put_index(index)
         return self._facts(index.header)
 
-    def write_beside(self, *, force: bool = False, cancel: Cancel | None = None) -> bool:
-        """Ensure that the store has an index beside the shard; return whether it was written. Raises as `obtain`.
-
-        Args:
-            force: write it again.
-            cancel: see `fetch`.
-        """
-        if not force and self.look_beside():
-            return False
-        self.obtain(cancel=cancel)
-        self._put(self.index())
-        return True
+    def put_index(self, index: ShardIndex) -> None:
+        """Write the index beside the shard in the store."""
+        self.storage.put(index_url(self.url), index.path.read_bytes())
 
     def _facts(self, header: Header) -> Facts:
         return Facts(self.source.stat if self.path is None else None, header.samples, header.fingerprint)
-
-    def _put(self, index: ShardIndex) -> None:
-        self.storage.put(index_url(self.url), index.path.read_bytes())
 
     # Opening.
 
