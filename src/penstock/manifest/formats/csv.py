@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -111,46 +111,42 @@ class _Parser:
             fields = list(zip(*(fields for _, fields in records), strict=True))
             if len(fields) != self._count:
                 raise ValueError
-            values: list[Sequence[Any]] = [
-                self._values(column, [fields[k] for k in place]) for column, place in self._pairs
-            ]
+            values = [self._values(column, [fields[k] for k in place]) for column, place in self._pairs]
             if "" in values[0]:
                 raise ValueError
             return values
         except ValueError:
-            return list(zip(*(self._parse_one(*record) for record in records), strict=True))
+            for record in records:
+                self._check(*record)
+            raise
 
-    def _values(self, column: Column, fields: Sequence[Sequence[str]]) -> list[Any]:
+    def _values(self, column: Column, fields: Sequence[Sequence[str]]) -> Sequence[Any]:
+        if column.kind not in ("str", "any"):
+            fields = [[cell.strip(" \t") for cell in cells] for cells in fields]
         if column.width and len(fields) == 1:
-            cells = [cell.split() for cell in fields[0]]
-            if any(len(cell) != column.width for cell in cells):
+            lists = [cell.split() for cell in fields[0]]
+            if any(len(cells) != column.width for cells in lists):
                 raise ValueError(f"not {column.width} values separated by spaces")
-            fields = list(zip(*cells, strict=True))
+            fields = list(zip(*lists, strict=True))
         return convert(column, fields)
 
-    def _parse_one(self, line: int, found: list[str]) -> list[Any]:
+    def _check(self, line: int, found: list[str]) -> None:
+        content = shorten(self._delimiter.join(found))
         if len(found) != self._count:
             hint = "; name all of them with columns=, with '_' for fields to ignore"
-            self._fail(
-                line,
-                found,
-                f"expected {self._count} fields, found {len(found)}{hint if self._count == len(self._pairs) else ''}",
-            )
-        values = []
+            raise ManifestError(
+                f"{self._path}, line {line}: expected {self._count} fields, found {len(found)}"
+                f"{hint if self._count == len(self._pairs) else ''}: {content}"
+            ) from None
         for column, place in self._pairs:
-            cells = [found[k] if column.kind in ("str", "any") else found[k].strip(" \t") for k in place]
+            cells = [found[k] for k in place]
             try:
-                values.append(self._values(column, [[cell] for cell in cells])[0])
+                self._values(column, [[cell] for cell in cells])
             except ValueError as error:
                 bad = BadRow.of_value(0, column, self._delimiter.join(cells), error)
-                self._fail(line, found, bad.reason, bad.hint)
-        if not values[0]:
-            self._fail(line, found, "the path is empty")
-        return values
-
-    def _fail(self, line: int, found: list[str], reason: str, hint: str = "") -> NoReturn:
-        content = shorten(self._delimiter.join(found))
-        raise ManifestError(f"{self._path}, line {line}: {reason}: {content}{hint}") from None
+                raise ManifestError(f"{self._path}, line {line}: {bad.reason}: {content}{bad.hint}") from None
+        if not found[self._pairs[0][1][0]]:
+            raise ManifestError(f"{self._path}, line {line}: the path is empty: {content}") from None
 
 
 def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict[str, list[int]], count: int) -> bool:
@@ -184,25 +180,6 @@ def is_number(text: str) -> bool:
         return False
 
 
-def _by_name(source: File, head: list[str], columns: tuple[Column, ...]) -> list[list[int]]:
-    for column in columns:
-        if head.count(column.source) != 1:
-            problem = "no column" if column.source not in head else "more than one column"
-            raise ManifestError(
-                f"{source.path} has {problem} {column.source!r}; its header is {shorten(','.join(head))}. Choose with "
-                f"columns={{'path': ..., 'label': ...}}, leave the label out with label=None, or pass header=False"
-            )
-    return [[head.index(column.source)] for column in columns]
-
-
-def _by_position(columns: tuple[Column, ...]) -> tuple[dict[str, list[int]], int]:
-    places, position = {}, 0
-    for column in columns:
-        places[column.name] = list(range(position, position + column.fields))
-        position += column.fields
-    return places, position
-
-
 def _open(delimiter: str, path: str, options: Options, context: Context) -> ArrowPart:
     if options.named and options.header is False:
         raise ConfigError("columns: a mapping chooses by name, which header=False rules out; give a list in file order")
@@ -215,12 +192,22 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Arro
     if header == "auto":
         header = bool(head) and (options.named or wanted[0].source in head)
     if header and head:
-        places, count = _by_name(source, head, wanted), len(head)
+        for column in wanted:
+            if head.count(column.source) != 1:
+                problem = "no column" if column.source not in head else "more than one column"
+                raise ManifestError(
+                    f"{path} has {problem} {column.source!r}; its header is {shorten(','.join(head))}. Choose with "
+                    "columns={'path': ..., 'label': ...}, leave the label out with label=None, or pass header=False"
+                )
+        places, count = [[head.index(column.source)] for column in wanted], len(head)
     else:
-        by_position, count = _by_position(options.columns)
+        by_position, count = dict[str, list[int]](), 0
+        for column in options.columns:
+            by_position[column.name] = list(range(count, count + column.fields))
+            count += column.fields
         if options.header == "auto" and first and _is_header(first, wanted, by_position, count):
             raise ManifestError(
-                f"{source.path}: its first record {shorten(delimiter.join(head))} looks like a header. Choose its "
+                f"{path}: its first record {shorten(delimiter.join(head))} looks like a header. Choose its "
                 "columns with header=True, columns={'path': ..., 'label': ...}; if it is a sample, pass header=False"
             )
         places = [by_position[column.name] for column in wanted]
@@ -230,17 +217,16 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Arro
     def batches() -> Iterator[pa.RecordBatch]:
         records = islice(read_records(source, *how), int(bool(header)), None)
         while some := list(islice(records, _ROWS)):
-            arrays = [_array(*pair) for pair in zip(parser.parse(some), schema, strict=True)]
+            arrays = []
+            for values, field in zip(parser.parse(some), schema, strict=True):
+                try:
+                    arrays.append(pa.array(values, field.type))
+                except UnicodeEncodeError:  # a path may be any bytes, which Arrow refuses as text
+                    data = [os.fsencode(value) for value in values]
+                    arrays.append(pa.array(data, pa.binary()).view(pa.string()))
             yield pa.record_batch(arrays, schema=schema)
 
     return convert_batches(source, schema, batches(), options, options.canonical(bool(header)), context)
-
-
-def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    try:
-        return pa.array(values, field.type)
-    except UnicodeEncodeError:  # a path may be any bytes, which Arrow refuses as text
-        return pa.array([os.fsencode(value) for value in values], pa.binary()).view(pa.string())
 
 
 open_csv = partial(_open, ",")
