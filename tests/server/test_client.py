@@ -250,6 +250,23 @@ class TestRows:
             for thread in threads:
                 thread.join()
 
+    def test_closed_while_other_threads_read(self, client: Client, manifest: Manifest) -> None:
+        """They continue on another connection."""
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                assert client.rows("train", manifest.fingerprint, [5, 3]).num_rows == 2
+
+        with ThreadPoolExecutor(2) as pool:
+            reads = [pool.submit(read) for _ in range(2)]
+            for _ in range(50):
+                client.close()
+                time.sleep(0.005)
+            done.set()
+            for one in reads:
+                one.result(HANG)
+
     def test_connections_of_threads_that_ended_are_closed(self, client: Client, manifest: Manifest) -> None:
         def read() -> None:
             client.rows("train", manifest.fingerprint, [1])

@@ -243,7 +243,7 @@ class Client:
         with self._lock:
             readers = list(self._readers)
         for reader in readers:
-            reader.close()
+            reader.release()
 
     def __enter__(self) -> Client:
         return self
@@ -300,7 +300,7 @@ class _BatchReader:
     def _read(self, address: Address, most: int) -> list[pa.RecordBatch]:
         """Return the answer to the first message, with up to ``most`` messages in flight."""
         try:
-            if self._call is not None and not self._sent and self._is_late(self._call):
+            if self._call is not None and (self._call.is_closed or (not self._sent and self._is_late(self._call))):
                 self._hang_up()
             if (call := self._call) is None:
                 call = self._call = self._servers.open(address)
@@ -308,8 +308,11 @@ class _BatchReader:
             if not self._sent or not self._is_late(call):
                 self._send(call, most)
             batches = _receive(call, self._sent[0].size // 8)
-        except BaseException:
+        except BaseException as error:
+            is_closed = self._call is not None and self._call.is_closed
             self._hang_up()
+            if is_closed and isinstance(error, FAILURES):  # by another thread, and not by the server
+                raise Released from None
             raise
         self._sent_bytes -= self._sent.popleft().size + _FRAME
         return batches
@@ -342,6 +345,11 @@ class _BatchReader:
         self._sent.clear()
         self._sent_bytes = 0
         if call is not None:
+            call.close()
+
+    def release(self) -> None:
+        """Close the call, from any thread: the reader continues with another call."""
+        if (call := self._call) is not None:
             call.close()
 
     def close(self) -> None:
