@@ -103,9 +103,11 @@ class Archive:
             return self.data[begin - self.begin : end - self.begin]
         if self._file is None:
             return self.data[begin:end]
-        if begin in self.small and len(self.small[begin]) == end - begin:
-            return self.small[begin]
-        end = max(begin, min(end, self.size))
+        small = self.small.get(begin)
+        if small is not None and len(small) == end - begin:
+            return small
+        if end > self.size:
+            end = max(begin, self.size)
         return self._file.read_exact(end - begin, begin)
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:

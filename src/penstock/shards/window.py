@@ -9,14 +9,14 @@ WebDataset writes them. All others, and those of large members, are parsed by `p
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.shards.archive import BLOCK, Archive
-from penstock.shards.tar import Kind, Member, decode_name, member_at, rounded
+from penstock.shards.tar import Kind, Member, decode_name, member_at
 from penstock.storage.urls import shown
 
 __all__ = ["Bytes", "Ints", "Members", "scan", "texts"]
@@ -30,7 +30,7 @@ _FILE, _DIR = 0, 1
 _FIRST, _MOST = 256, 8192  # blocks of the first window, and of the largest
 _ENOUGH = 1024  # members in a window
 _NEAR = 8 << 10  # mean distance of members in bytes; if they are further apart, only headers are read
-_STRETCH = 16 << 20  # bytes that are then advanced at a time: a disk reads them ahead meanwhile
+_STRETCH = 32 << 20  # bytes that are then advanced at a time: a disk reads them ahead meanwhile
 
 _MAGIC = int.from_bytes(b"usta", "little")
 _REGULAR, _FOLDER, _PAX = b"05x"
@@ -147,8 +147,8 @@ def _parse(
     error: Exception | None = None
     try:
         while following is not None and (following == position or following + BLOCK <= window.stop):
-            first, stop = window.run(following)
-            if stop == first or window.end_of_data(stop - 1) > archive.size:
+            found = window.members(following, archive.size)
+            if found is None:
                 member = member_at(archive, shard, following, require_end=require_end)
                 odd += [] if member is None else [member]
                 following = None if member is None else member.end
@@ -156,8 +156,8 @@ def _parse(
             if odd:
                 parts.append(Members.of(odd))
                 odd = []
-            parts.append(window.members(first, stop))
-            following = int(parts[-1].end[-1])
+            parts.append(found)
+            following = int(found.end[-1])
     except Exception as caught:
         error = caught
     if odd:
@@ -172,10 +172,10 @@ class _Window:
         start, stop: the bytes of the section.
         number: numbers of the blocks that look like headers, counted from ``start``, ascending.
         raw: their bytes, of shape (headers, 512).
-        following: returns the first bytes of the blocks after some headers, given their rows.
+        records: the first bytes of the data of each PAX header among them, of shape (PAX headers, 100).
     """
 
-    def __init__(self, start: int, stop: int, number: Ints, raw: Bytes, following: Callable[[Ints], Bytes]) -> None:
+    def __init__(self, start: int, stop: int, number: Ints, raw: Bytes, records: Bytes) -> None:
         self._start, self.stop, self._number, self._raw = start, stop, number, raw
         kind = raw[:, 156]
         self._size: Ints = ((raw[:, 124:135].astype(np.float64) - 48) @ _OCTAL).astype(np.int64)
@@ -186,50 +186,34 @@ class _Window:
         rest = _words(raw, 261)
         usual &= ((rest == _USTAR) & (raw[:, 345] == 0)) | (rest == _GNU)
         is_dir, self._is_pax, self._is_file = kind == _FOLDER, kind == _PAX, kind == _REGULAR
-        self._next: Ints = self._number + 1 + np.where(is_dir, 0, (self._size + (BLOCK - 1)) // BLOCK)
-        if self._is_pax.any():
-            usual &= ~self._is_pax | self._sets_time_only(usual, following)
-        self._usual = usual & (self._is_file | is_dir | self._is_pax)
+        is_member = self._is_file | is_dir
+        self._next: Ints = number + 1 + np.where(is_dir, 0, (self._size + (BLOCK - 1)) // BLOCK)
         linked = np.zeros(len(raw), bool)
-        linked[:-1] = self._next[:-1] == self._number[1:]
+        linked[:-1] = self._next[:-1] == number[1:]
+        usual &= is_member | self._is_pax
+        if len(records):
+            before = np.flatnonzero(self._is_pax)
+            usual[before] &= _set_time_only(records, self._size[before]) & linked[before]
+            # Extended headers of the next member, not of another extended header.
+            usual[before] &= np.append(usual & is_member, False)[before + 1]
+        self._usual = usual
         # The last rows of chains.
         self._stops = np.flatnonzero(~(linked & self._usual))
 
-    def _sets_time_only(
-        self, usual: npt.NDArray[np.bool_], following: Callable[[Ints], Bytes]
-    ) -> npt.NDArray[np.bool_]:
-        """Return which PAX headers set only the time, and precede a usual member in this window."""
-        result = np.zeros(len(self._number), bool)
-        rows = np.flatnonzero(self._is_pax & usual)
-        rows = rows[rows + 1 < len(self._number)]
-        rows = rows[self._number[rows + 1] == self._next[rows]]
-        data, size = following(rows), self._size[rows]
-        tens, ones = data[:, 0] - np.uint8(48), data[:, 1] - np.uint8(48)
-        good = (tens < 10) & (ones < 10) & (tens.astype(np.int64) * 10 + ones == size) & (size > 9)
-        good &= (data[:, 2:9] == _MTIME).all(1)
-        good &= data[np.arange(len(rows)), np.clip(size - 1, 0, _NAME - 1)] == 10
-        behind = rows + 1
-        good &= usual[behind] & ~self._is_pax[behind] & (self._is_file | (self._raw[:, 156] == _FOLDER))[behind]
-        result[rows[good]] = True
-        return result
-
-    def run(self, position: int) -> tuple[int, int]:
-        """Return the range of rows of a chain of usual headers from a byte on; empty if there is none."""
+    def members(self, position: int, size: int) -> Members | None:
+        """Return the members of the chain of usual headers from a byte on, in an archive of a size; None: no chain."""
         block = (position - self._start) // BLOCK
-        row = int(np.searchsorted(self._number, block))
-        if row == len(self._number) or self._number[row] != block:
-            return 0, 0
-        stop = int(self._stops[np.searchsorted(self._stops, row)])
-        return row, stop + bool(self._usual[stop])
-
-    def end_of_data(self, row: int) -> int:
-        """Return the byte at which the data of a row ends."""
-        size = int(self._size[row]) if self._next[row] > self._number[row] + 1 else 0
-        return self._start + (int(self._number[row]) + 1) * BLOCK + size
-
-    def members(self, first: int, stop: int) -> Members:
-        """Return the members among these rows."""
-        rows = first + np.flatnonzero(~self._is_pax[first:stop])
+        first = int(np.searchsorted(self._number, block))
+        if first == len(self._number) or self._number[first] != block:
+            return None
+        last = int(self._stops[np.searchsorted(self._stops, first)])
+        rows = first + np.flatnonzero(~self._is_pax[first : last + bool(self._usual[last])])
+        offset = self._start + (self._number[rows] + 1) * BLOCK
+        data = np.where(self._is_file[rows], self._size[rows], 0)
+        if len(rows) and offset[-1] + data[-1] > size:
+            rows, offset, data = rows[:-1], offset[:-1], data[:-1]
+        if not len(rows):
+            return None
         names = self._raw[rows, :_NAME]
         used = np.flatnonzero(names.any(0))
         names = names[:, : int(used[-1]) + 2]  # keeps a column of zeros
@@ -241,9 +225,7 @@ class _Window:
         extended = (rows > first) & self._is_pax[before]
         kind = np.where(self._is_file[rows], _FILE, _DIR).astype(np.uint8)
         header = self._start + np.where(extended, self._number[before], self._number[rows]) * BLOCK
-        offset = self._start + (self._number[rows] + 1) * BLOCK
-        size = np.where(self._is_file[rows], self._size[rows], 0)
-        return Members(names, lengths, kind, header, offset, size, self._start + self._next[rows] * BLOCK)
+        return Members(names, lengths, kind, header, offset, data, self._start + self._next[rows] * BLOCK)
 
 
 def _whole_window(archive: Archive, start: int, blocks: int) -> _Window:
@@ -252,47 +234,47 @@ def _whole_window(archive: Archive, start: int, blocks: int) -> _Window:
     count = len(data) // BLOCK
     rows = data[: count * BLOCK].reshape(count, BLOCK)
     number = np.flatnonzero(_words(rows, 257) == _MAGIC)
-    stop = start + count * BLOCK
-    return _Window(start, stop, number, rows[number], lambda which: rows[:, :_NAME][number[which] + 1])
+    raw = rows[number]
+    behind = np.minimum(number[raw[:, 156] == _PAX] + 1, count - 1)
+    return _Window(start, start + count * BLOCK, number, raw, rows[behind, :_NAME])
 
 
 def _sparse_window(archive: Archive, start: int) -> _Window:
     """Return a window of the usual headers of a section, read one by one: each determines the next position."""
     archive.fetch_ahead(start, start + 2 * _STRETCH)
-    position = start
+    position, data, begin = start, b"", start
     numbers: list[int] = []
     found: list[bytes] = []
-    behind: list[bytes] = []
+    records: list[bytes] = []
     small: dict[int, bytes] = {}
     while position < start + _STRETCH:
-        at = position - archive.begin
-        if not 0 <= at <= len(archive.data) - 2 * BLOCK:
-            archive.hold(position, position + _HEAD)
-            at = position - archive.begin
-        data = archive.data
+        at = position - begin
+        if at > len(data) - 2 * BLOCK:
+            data, begin, at = archive.read(position, position + _HEAD), position, 0
         try:
             digits, kind, magic = _fields(data, at)
             length = int(digits, 8)
         except (ValueError, struct.error):
             break
-        if length < 0 or magic != b"usta" or kind not in b"0x" or len(data) < at + BLOCK:
+        if length < 0 or magic != b"usta" or kind not in b"0x" or at > len(data) - BLOCK:
             break
-        numbers.append((position - start) // BLOCK)
+        numbers.append(position)
         found.append(data[at : at + BLOCK])
         position, at = position + BLOCK, at + BLOCK
-        behind.append(data[at : at + _NAME].ljust(_NAME, b"\0"))
+        if kind == _PAX:
+            records.append(data[at : at + _NAME].ljust(_NAME, b"\0"))
         if length <= BLOCK and at + length <= len(data):
             small[position] = data[at : at + length]
-        position += rounded(length)
+        position += -(-length // BLOCK) * BLOCK
     archive.small = small
-    raw, first = (np.frombuffer(b"".join(parts), np.uint8) for parts in (found, behind))
-    number = np.array(numbers, np.int64)
-    return _Window(start, start + _STRETCH, number, raw.reshape(-1, BLOCK), first.reshape(-1, _NAME).__getitem__)
+    raw = np.frombuffer(b"".join(found), np.uint8).reshape(-1, BLOCK)
+    first = np.frombuffer(b"".join(records), np.uint8).reshape(-1, _NAME)
+    return _Window(start, start + _STRETCH, (np.array(numbers, np.int64) - start) // BLOCK, raw, first)
 
 
 def _words(raw: Bytes, at: int) -> npt.NDArray[np.uint32]:
-    """Return four bytes of each header as a number."""
-    return np.ndarray((len(raw),), "<u4", raw, at, (BLOCK,)) if len(raw) else np.zeros(0, np.uint32)
+    """Return four bytes of each row as a number."""
+    return raw[:, at : at + 4].view("<u4")[:, 0]
 
 
 def _checksums_hold(raw: Bytes) -> npt.NDArray[np.bool_]:
@@ -302,3 +284,11 @@ def _checksums_hold(raw: Bytes) -> npt.NDArray[np.bool_]:
     digits &= (_words(raw, 152) & 0x00DFF8F8) == 0x00003030
     # In 32 bits, NumPy adds several times faster than in 64.
     return np.asarray(digits & (raw.sum(1, dtype=np.uint32) - own + 256 == stored - _OFFSET))
+
+
+def _set_time_only(data: Bytes, size: Ints) -> npt.NDArray[np.bool_]:
+    """Return which PAX headers, whose data begins like this and has these sizes, set nothing but the time."""
+    tens, ones = data[:, 0] - np.uint8(48), data[:, 1] - np.uint8(48)
+    result = (tens < 10) & (ones < 10) & (tens.astype(np.int64) * 10 + ones == size) & (size > 9)
+    result &= (data[:, 2:9] == _MTIME).all(1)
+    return np.asarray(result & (data[np.arange(len(data)), np.clip(size - 1, 0, _NAME - 1)] == 10))
