@@ -21,10 +21,10 @@ from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.grouping import Sample
 from penstock.shards.index import SUFFIX, ShardIndex, index_path, load_or_build
-from penstock.shards.pack import CHECKSUMS
 from penstock.shards.runs import scan_runs
 from penstock.shards.window import scan
 from penstock.storage.files import PIECE, SHARD, File
+from penstock.tools.pack import CHECKSUMS
 
 __all__ = ["ShardReport", "count_samples", "verify"]
 

@@ -348,7 +348,7 @@ def pack(
 
     Pixels stay the same with --restart-markers (0.8 % more bytes for photographs) and --index-images (3 %).
     """
-    from penstock.shards.pack import pack as pack_files
+    from penstock.tools.pack import pack as pack_files
 
     started = time.perf_counter()
     report = pack_files(
