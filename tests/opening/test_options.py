@@ -14,7 +14,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.opening.constructors import DATASETS, OF_IMAGES, image_options, options_of, parameters
+from penstock.opening.kinds import DATASETS, OF_IMAGES, image_options, options_of, parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shards"))
 from lerobot_support import write_lerobot

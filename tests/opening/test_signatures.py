@@ -18,7 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock import opening
-from penstock.opening.constructors import OF_IMAGES, constructors_of, image_options
+from penstock.opening.kinds import OF_IMAGES, constructors_of, image_options
 from penstock.plan import share_options
 
 STUB = Path(str(opening.__file__)).with_suffix(".pyi")

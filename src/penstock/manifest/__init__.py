@@ -13,8 +13,7 @@ __all__ = ["CheckReport", "Manifest", "Problem", "Record", "check"]
 
 if TYPE_CHECKING:
     from penstock.manifest.checking import CheckReport, Problem, check
-    from penstock.manifest.record import Record
-    from penstock.manifest.table import Manifest
+    from penstock.manifest.table import Manifest, Record
 
 __getattr__, __dir__ = lazy.names(
     __name__,
@@ -22,7 +21,7 @@ __getattr__, __dir__ = lazy.names(
         "CheckReport": "checking",
         "Manifest": "table",
         "Problem": "checking",
-        "Record": "record",
+        "Record": "table",
         "check": "checking",
     },
 )

@@ -1,4 +1,4 @@
-"""Convert a user's indices to row numbers, and put partial results back into the requested order."""
+"""Convert a user's indices to row numbers, and row numbers to Arrow and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "in_order", "to_rows"]
+__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "to_rows"]
 
 Rows = npt.NDArray[np.int64]
 Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
@@ -67,13 +67,3 @@ def as_numpy(array: pa.Array) -> npt.NDArray[Any]:
     values: npt.NDArray[Any] = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     values.flags.writeable = False
     return values
-
-
-def in_order(pieces: list[tuple[Rows, pa.Array]], kind: pa.DataType) -> pa.Array:
-    """Return arrays as one, with each element at its position; ``kind`` is the type if there are no arrays."""
-    import pyarrow as pa
-
-    if not pieces:
-        return pa.array([], kind)
-    order = np.argsort(np.concatenate([places for places, _ in pieces]))
-    return pa.concat_arrays([piece for _, piece in pieces]).take(as_arrow(order))

@@ -30,8 +30,17 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.opening.constructors import DATASETS, check_options, image_options, make_dataset, options_of
-from penstock.opening.kinds import folder_manifest, identify, kind_of, shards_in
+from penstock.opening.kinds import (
+    DATASETS,
+    check_options,
+    folder_manifest,
+    identify,
+    image_options,
+    kind_of,
+    make_dataset,
+    options_of,
+    shards_in,
+)
 from penstock.storage.names import expand
 
 __all__ = ["folder_manifest", "kind_of", "open", "shards_in"]

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from penstock.errors import ManifestError, ServerError
 from penstock.manifest import Manifest
-from penstock.manifest.fingerprint import combine, view_fingerprint
 from penstock.manifest.formats.base import LinePart, Parser
 from penstock.manifest.formats.jsonl import JsonParser
 from penstock.manifest.formats.text import TextParser
 from penstock.manifest.options import Column
+from penstock.manifest.table import combine, view_fingerprint
 
 __all__ = ["KEY", "Layout", "describe", "restore"]
 

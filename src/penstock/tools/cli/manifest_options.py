@@ -330,8 +330,8 @@ def speed(size: float, seconds: float) -> str:
 
 def index_files(manifest: Manifest) -> list[Path]:
     """Return the index, or the converted file, of each source file of a manifest."""
-    from penstock.manifest.formats import LinePart
     from penstock.manifest.formats.arrow import ArrowPart
+    from penstock.manifest.formats.base import LinePart
     from penstock.manifest.sidecar import places
 
     files = []
