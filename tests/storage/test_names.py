@@ -16,12 +16,14 @@ import pytest
 
 import penstock as ps
 from penstock import wds
-from penstock.errors import ConfigError, ManifestIOError, ShardIOError, StorageError
+from penstock.errors import ConfigError, DataFileIOError, ManifestIOError, ShardIOError, StorageError
 from penstock.shards.stream import StreamShards
 from penstock.sources.arrays import ArrayFiles
 from penstock.sources.tokens import DocumentFiles
-from penstock.storage import Storage, open_source
+from penstock.storage import File, Storage, local_path, open_source, read_object
+from penstock.storage.files import MANIFEST, STORED
 from penstock.storage.names import braces, expand, expand_versions
+from penstock.storage.remote import read_file
 from penstock.storage.transfer import Stat
 from penstock.storage.urls import path_of
 
@@ -237,3 +239,17 @@ def test_a_file_that_exists_under_a_name_is_that_file(
     Path(name).write_text("p.jpg 3\n")
     for given in (name, Path(name), [name], f"{tmp_path.as_uri()}/{name.replace('?', '%3F')}"):
         assert ps.open(given, shuffle="none", rank=0, world_size=1)[0] == ("p.jpg", 3, 0)
+
+
+@pytest.mark.parametrize("name", ["a\0b.txt", "a\ud800b.txt", "a\0*.txt", "s3://bucket/a\0b", "s3://bucket/a\ud800b"])
+def test_names_that_nothing_can_have(name: str) -> None:
+    calls: list[Any] = [expand, open_source, read_object, local_path, ps.open, ps.Manifest.open, ps.ShardSet]
+    for call in (*calls, lambda text: Storage().put(text, b"")):
+        with pytest.raises(ConfigError, match="cannot be the name of a file or an object") as raised:
+            call(name)
+        str(raised.value).encode()  # it can be printed
+    for family in (MANIFEST, STORED):
+        with pytest.raises(family.failed, match="cannot read 'a"):
+            File(name.partition("bucket/")[2] or name, family)
+    with pytest.raises(DataFileIOError, match="cannot read 'a"):
+        read_file(name.partition("bucket/")[2] or name)

@@ -13,7 +13,8 @@ import pytest
 from planned_uses import uses
 
 from penstock.errors import NotCachedError
-from penstock.storage import Cache, RemoteSource, Storage, store
+from penstock.storage import Cache, RemoteSource, Storage
+from penstock.storage import cache as cache_module
 from penstock.storage.planned_use import NEVER, PlannedUses, UsePublisher, object_name
 
 SIZE = 100_000
@@ -101,9 +102,11 @@ class TestEviction:
             cache.open(source)
             os.utime(tmp_path / "objects" / cache.key(source) / ".entry.json", (number, number))
         cache.limit()
-        seen = store._scans[tmp_path]
+        seen = cache_module._scans[tmp_path]
         # As if looking had taken long.
-        store._scans[tmp_path] = store._Scan({e.folder.name: e for e in cache.entries()}, seen.until + 1000)
+        cache_module._scans[tmp_path] = cache_module._Scan(
+            {e.folder.name: e for e in cache.entries()}, seen.until + 1000
+        )
         os.utime(tmp_path / "objects" / cache.key(sources[0]) / ".entry.json")  # as another process does
         cache.open(sources[100])
         assert held(cache) == {0, *range(2, 101)}

@@ -15,7 +15,7 @@ from penstock.clips.media import parse_member
 from penstock.errors import ConfigError
 from penstock.storage import Storage
 from penstock.storage.names import Urls, expand
-from penstock.storage.parallel_requests import in_threads
+from penstock.storage.stream import in_threads
 from penstock.storage.urls import path_of, shown
 
 __all__ = ["LEROBOT_INFO", "SOUND_ENDINGS", "VIDEO_ENDINGS", "FileList", "find_files", "is_lerobot_folder"]

@@ -35,10 +35,10 @@ from penstock.errors import (
 )
 from penstock.progress import progress_bar
 from penstock.storage import Storage
-from penstock.storage.cache import UNWRITABLE, file_lock
 from penstock.storage.derived import derived_path, load_or_write, write_derived
 from penstock.storage.files import io_error
-from penstock.storage.parallel_requests import in_threads
+from penstock.storage.local import UNWRITABLE, file_lock
+from penstock.storage.stream import in_threads
 from penstock.storage.urls import is_remote, path_of, shown, unsigned
 
 __all__ = ["open_index"]

@@ -27,8 +27,8 @@ from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.mapped import said
 from penstock.storage.names import Urls
+from penstock.storage.remote import read_file
 from penstock.storage.urls import shown
-from penstock.storage.whole_file import read_file
 
 __all__ = ["ArrayDataset", "LoadArray"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import ConfigError, ManifestError, ManifestIOError, PenstockError
 from penstock.manifest import Record
 from penstock.manifest.scan import BOM
-from penstock.storage.cache import write_atomically
+from penstock.storage.local import write_atomically
 
 __all__ = ["LoadLmdb", "write_keys"]
 

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.manifest import Record
 from penstock.random import generator
 from penstock.storage import Storage
-from penstock.storage.whole_file import read_file
+from penstock.storage.remote import read_file
 
 __all__ = ["LoadBytes", "item_of"]
 

@@ -20,9 +20,8 @@ from torch.utils.data import get_worker_info
 from penstock.plan.share import EpochView, LookAhead, MiniEpoch
 from penstock.shards.shard_file import StoredShard
 from penstock.storage import RemoteSource
-from penstock.storage.copy_choice import come_and_go, stay, usable
 from penstock.storage.fetcher import Fetcher
-from penstock.storage.futures import NEVER, Use, object_name
+from penstock.storage.planned_use import NEVER, Use, all_fit, bytes_for_copies, choose_copies, object_name
 from penstock.threads import Daemon
 
 __all__ = ["ShardPrefetcher", "spans"]
@@ -113,16 +112,16 @@ class ShardPrefetcher(LookAhead):
         sizes = np.array([shard.size for shard in shards], np.int64)
         first, last, again = first[numbers], last[numbers], again[numbers]
         cache, whole = shards[0].storage.the_cache(), np.ones(len(shards), np.bool_)
-        room, indexes = usable(cache.limit()), list[RemoteSource]()
+        room, indexes = bytes_for_copies(cache.limit()), list[RemoteSource]()
         has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)
-        if has_ranges and not come_and_go(sizes, first, last, room):
+        if has_ranges and not all_fit(sizes, first, last, room):
             indexes = [one for shard in shards for one in shard.index or ()]
             room -= sum(one.size for one in indexes)
             # All ranks of a node choose the same shards, and prefer those already in the cache.
             there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
-            whole = stay(sizes, again, there, [object_name(shard.url) for shard in shards], room)
+            whole = choose_copies(sizes, again, there, [object_name(shard.url) for shard in shards], room)
         columns = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
-        uses = [Use(shard.url, *positions, size=shard.size, stat=shard.stat) for shard, *positions in columns]
+        uses = [Use(shard.url, *use, shard.size, shard.stat) for shard, *use in columns]
         index_uses = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
         return index_uses + sorted(uses, key=lambda use: use.first)
 

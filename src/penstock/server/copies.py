@@ -32,9 +32,9 @@ from penstock.server.address import Address
 from penstock.server.connections import FAILURES, Call, Released
 from penstock.server.protocol import Block, encode_block
 from penstock.server.servers import Access, Servers
-from penstock.storage.backend import Cancel
+from penstock.storage.cache import Cache
 from penstock.storage.download import PIECE, hash_file
-from penstock.storage.store import Cache
+from penstock.storage.transfer import Cancel
 
 __all__ = ["CACHE", "CacheClient", "Copies", "hash_of"]
 
@@ -136,7 +136,7 @@ class CacheClient:
     def read(self, key: str, begin: int, target: memoryview, cancel: Cancel) -> int:
         """Fill a buffer with a copy's bytes from ``begin`` on; return the number of bytes read from the front.
 
-        See `penstock.storage.peer.Peer`. Failures of servers never raise.
+        See `penstock.storage.remote.Peer`. Failures of servers never raise.
         """
         # In a forked child, a thread of the parent may hold the lock.
         if self._pid != os.getpid():

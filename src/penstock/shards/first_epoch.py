@@ -43,7 +43,7 @@ from penstock.plan.share import EpochView, LookAhead, MiniEpoch, ShareCursor, Sh
 from penstock.plan.share_options import ShareOptions
 from penstock.shards.arriving import ADVICE, Arrivals, unknown_length
 from penstock.shards.shard_file import Facts, pack_rows, split_rows
-from penstock.storage.futures import NEVER
+from penstock.storage.planned_use import NEVER
 from penstock.storage.urls import shown
 from penstock.wording import counted
 

@@ -17,7 +17,7 @@ import xxhash
 
 from penstock.order.permutation import Indices
 from penstock.storage import File, RemoteSource, Storage
-from penstock.storage.backend import Cancel, Stat
+from penstock.storage.transfer import Cancel, Stat
 
 __all__ = ["INDEXING", "Facts", "ShardFile", "StoredShard", "pack_rows", "split_rows"]
 

@@ -32,10 +32,10 @@ from penstock.shards.index import SUFFIX, ShardIndex
 from penstock.shards.shard_file import Facts, StoredShard, pack_rows, split_rows
 from penstock.shards.tar_shard import OpenShard, TarShard, read_samples
 from penstock.storage import Storage, io_error, is_remote, write_atomically
-from penstock.storage.backend import Cancel, Stat
 from penstock.storage.file_pool import FilePool
 from penstock.storage.names import Urls, expand_versions
-from penstock.storage.parallel_requests import in_threads
+from penstock.storage.stream import in_threads
+from penstock.storage.transfer import Cancel, Stat
 from penstock.storage.urls import listed, path_of
 from penstock.wording import counted
 

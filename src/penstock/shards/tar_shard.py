@@ -25,9 +25,9 @@ from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_buil
 from penstock.shards.shard_file import INDEXING, Facts, ShardFile, StoredShard
 from penstock.shards.tar import walk
 from penstock.storage import File, RemoteSource, Storage, cache_root, is_remote, local_path
-from penstock.storage.backend import Cancel, Stat
 from penstock.storage.files import SHARD
-from penstock.storage.ranges import Range, read_ranges
+from penstock.storage.stream import Range, read_ranges
+from penstock.storage.transfer import Cancel, Stat
 from penstock.storage.urls import path_of, shown
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ __all__ = ["UNWRITABLE", "Cache", "File", "RemoteSource", "Source", "Storage", "
 __all__ += ["is_remote", "is_writable", "list_objects", "local_path", "open_source", "read_object", "write_atomically"]
 
 if TYPE_CHECKING:
-    from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
+    from penstock.storage.cache import Cache
     from penstock.storage.files import File, io_error
+    from penstock.storage.local import UNWRITABLE, cache_root, file_lock, is_writable, write_atomically
     from penstock.storage.remote import (
         RemoteSource,
         Source,
@@ -27,20 +28,26 @@ if TYPE_CHECKING:
         open_source,
         read_object,
     )
-    from penstock.storage.store import Cache
     from penstock.storage.urls import is_remote
-
-_REMOTE = ("RemoteSource", "Source", "Storage", "list_objects", "local_path", "open_source", "read_object")
-_LOCAL = ("UNWRITABLE", "cache_root", "file_lock", "is_writable", "write_atomically")
 
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        **dict.fromkeys(_REMOTE, "remote"),
-        **dict.fromkeys(_LOCAL, "cache"),
-        "Cache": "store",
+        "UNWRITABLE": "local",
+        "Cache": "cache",
         "File": "files",
+        "RemoteSource": "remote",
+        "Source": "remote",
+        "Storage": "remote",
+        "cache_root": "local",
+        "file_lock": "local",
         "io_error": "files",
         "is_remote": "urls",
+        "is_writable": "local",
+        "list_objects": "remote",
+        "local_path": "remote",
+        "open_source": "remote",
+        "read_object": "remote",
+        "write_atomically": "local",
     },
 )

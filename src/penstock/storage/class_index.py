@@ -112,10 +112,8 @@ class ClassIndex:
         if self._cache_dir is None and n < _SHARED_FROM:
             data = array_in_memory(np.uint8, self._write)
         else:
-            question, what = (
-                f"{self.digest} {n} {self.count}",
-                f"the index of the classes, {_dtype(n).itemsize} bytes a row,",
-            )
+            what = f"the index of the classes, {_dtype(n).itemsize} bytes a row,"
+            question = f"{self.digest} {n} {self.count}"
             try:
                 data = derived_array("classes", question, np.uint8, self._write, what, self._cache_dir)
             except OSError as error:

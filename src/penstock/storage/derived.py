@@ -24,16 +24,15 @@ import struct
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from penstock.errors import DataFileIOError, PenstockError
-from penstock.storage.cache import UNWRITABLE, cache_root, file_lock, is_writable, remove_abandoned, write_atomically
+from penstock.storage.local import UNWRITABLE, cache_root, file_lock, is_writable, remove_abandoned, write_atomically
 
 __all__ = [
     *("KINDS", "DerivedFile", "array_in_memory", "clear", "count_growth", "derived_array", "derived_files"),
@@ -64,8 +63,7 @@ _CHECKED = 1 << 16  # bytes of the array in the checksum: reading them all would
 _LEASE = 60.0  # seconds
 
 
-@dataclass(frozen=True)
-class DerivedFile:
+class DerivedFile(NamedTuple):
     """A derived file, or several files of one name; ``used`` is a time of `time.time`."""
 
     kind: str
@@ -78,8 +76,7 @@ class DerivedFile:
 def derived_path(kind: str, name: str) -> Path:
     """Return the path of a derived file, whether it exists or not; mark an existing one as used now.
 
-    Raises:
-        DataFileIOError: the path is a folder.
+    DataFileIOError: the path is a folder.
     """
     path = cache_root() / kind / name
     if path.is_dir():
@@ -246,14 +243,9 @@ def limit_given(held: int) -> int:
 
 
 def evict(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
-    """Evict the least recently used files until the rest is within the limit.
+    """Evict the least recently used files until the rest is within the limit; return the bytes held now, and the limit.
 
-    Args:
-        limit: in bytes, by default `limit_given`.
-        but: the name, without its suffix, of a file that stays.
-
-    Returns:
-        The bytes held now, and the limit.
+    ``limit`` is `limit_given` by default. ``but`` is the name, without its suffix, of a file that stays.
     """
     files = list(derived_files())
     held = sum(file.size for file in files)
@@ -270,16 +262,17 @@ def evict(limit: int | None = None, *, but: str = "") -> tuple[int, int]:
 def clear(*, unused_for: float = 0.0) -> tuple[int, int, int]:
     """Remove the files that were unused for this many seconds.
 
-    Returns:
-        The number of removed files, their bytes, and the number of files that stay because they are in use; all
-        without locks.
+    Returns the number of removed files, their bytes, and the number of files that stay because they are in use; all
+    without locks.
     """
-    now, mapped, count, size, stay = time.time(), _mapped(), 0, 0, 0
+    now, mapped, removed, in_use = time.time(), _mapped(), [], 0
     for file in list(derived_files()):
         if now - file.used >= unused_for:
-            removed, counts = _remove(file, mapped), int(file.kind != "locks")
-            count, size, stay = count + counts * removed, size + file.size * removed, stay + counts * (not removed)
-    return count, size, stay
+            is_removed = _remove(file, mapped)
+            if file.kind != "locks":
+                removed += [file.size] if is_removed else []
+                in_use += not is_removed
+    return len(removed), sum(removed), in_use
 
 
 def derived_files() -> Iterator[DerivedFile]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from penstock.storage.cache import write_atomically
+from penstock.storage.local import write_atomically
 from penstock.storage.transfer import Stat, Write
 
 __all__ = ["ENTRY", "PIECE", "Download", "Entry", "download", "hash_file", "new_entry", "read_entry", "write_entry"]
@@ -141,11 +141,8 @@ def hash_file(descriptor: int, size: int) -> xxhash.xxh3_64:
 def download(source: Download, folder: Path, entry: dict[str, Any], progress: Callable[[int], object]) -> None:
     """Download ``source`` into its folder, and complete the entry. A broken download begins at its last whole part.
 
-    Raises:
-        StorageError: as `transfer`. What is complete stays, for the next attempt.
-        OSError: the disk fails or is full.
-
-    The caller holds the lock of this folder. Memory: one block per parallel request (`Storage.parallel`).
+    StorageError: as `transfer`; what is complete stays, for the next attempt. OSError: the disk fails or is full. The
+    caller holds the lock of this folder.
     """
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(folder / entry["name"], flags, 0o666)

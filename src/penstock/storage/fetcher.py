@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from penstock.errors import NotCachedError
-from penstock.storage.cache import UNWRITABLE
 from penstock.storage.download import PIECE
+from penstock.storage.local import UNWRITABLE
 from penstock.storage.planned_use import Use, UsePublisher
 from penstock.storage.remote import RemoteSource, Storage
 from penstock.storage.transfer import Cancel
@@ -73,12 +73,7 @@ class Fetcher:
         self._errors: dict[str, BaseException] = {}
 
     def follow(self, uses: Sequence[Use], *, position: int = 0) -> None:
-        """Fetch these objects, in place of those from earlier calls that are not in transfer.
-
-        Args:
-            uses: the uses, in the order of need.
-            position: the position of the consumer.
-        """
+        """Fetch these objects, in the order of need, in place of those from earlier calls that are not in transfer."""
         if self._pid != os.getpid():
             return
         try:

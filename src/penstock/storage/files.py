@@ -135,6 +135,8 @@ class File:
                 raise IsADirectoryError(errno.EISDIR, "folder", path)
         except OSError as error:
             raise family.error(path, error) from error
+        except ValueError as error:  # a NUL, or a lone surrogate
+            raise family.failed(f"cannot read {path!r}: {error}") from None
         if not stat.S_ISREG(status.st_mode):
             raise family.failed(f"cannot read {path}: not a regular file (a pipe or a device)")
         self.size, self.mtime_ns, self.inode = status.st_size, status.st_mtime_ns, status.st_ino
@@ -190,8 +192,7 @@ class File:
     def read_exact(self, count: int, position: int) -> bytes:
         """Return exactly ``count`` bytes from a position. Use `check` to see whether the file has changed.
 
-        Raises:
-            PenstockError: (of the family) the file is too short now, or cannot be read.
+        PenstockError (of the family): the file is too short now, or cannot be read.
         """
         try:
             data = os.pread(self._fd, count, position)
@@ -222,8 +223,7 @@ class File:
     def read_at(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes from ``offset`` on, fewer only at the end, and check the file before and after.
 
-        Raises:
-            PenstockError: (of the family) the file was truncated or modified.
+        PenstockError (of the family): the file was truncated or modified.
         """
         self.check()
         data = self.read_exact(max(0, min(size, self.size - offset)), offset)

@@ -88,19 +88,13 @@ class Use:
 class UsePublisher:
     """The uses that one job publishes in a cache folder, valid until it is closed or its process ends.
 
-    Args:
-        folder: the cache's folder.
-
-    Raises:
-        OSError: the folder cannot be written to.
-
-    Thread-safe. A forked child does not own it: only `close` may be called there, and does nothing.
+    Thread-safe. A forked child does not own it: only `close` may be called there, and does nothing. OSError: the folder
+    cannot be written to.
     """
 
     def __init__(self, folder: Path) -> None:
         (folder / "futures").mkdir(parents=True, exist_ok=True)
-        self.id = secrets.token_hex(8)
-        self._path = folder / "futures" / f"{self.id}.uses"
+        self._path = folder / "futures" / f"{secrets.token_hex(8)}.uses"
         # Threads that create and close it may differ.
         lock = FileLock(self._path.with_suffix(".lock"), thread_local=False)
         lock.acquire(timeout=0)
@@ -111,10 +105,7 @@ class UsePublisher:
     def publish(self, uses: Sequence[Use], *, position: int = 0) -> None:
         """Publish the uses of the job, replacing earlier ones. Positions now count from ``position``.
 
-        Cost: 40 bytes per object on the disk.
-
-        Raises:
-            OSError: the folder cannot be written to.
+        Costs 40 bytes per object on the disk. OSError: the folder cannot be written to.
         """
         if not self._close.alive:
             return
@@ -166,13 +157,9 @@ class JobUses:
         magic, version, self.pid, count, self.position, self.pace = _HEADER.unpack_from(data)
         if (magic, version) != (_MAGIC, _VERSION) or len(data) != _HEADER.size + _USE.itemsize * count:
             raise ValueError(f"{path} has another format version")
-        self.id = path.stem
         records = np.frombuffer(data, _USE, count, _HEADER.size) if count else np.empty(0, _USE)
         self.name, self.first, self.last = np.ascontiguousarray(records["name"]), records["first"], records["last"]
         self.again, self.copied = records["again"], records["copied"]
-
-    def __len__(self) -> int:
-        return len(self.name)
 
     def find(self, names: Names) -> tuple[Mask, Ints]:
         """Return a mask of the names that the job uses, and their rows."""
@@ -189,11 +176,7 @@ class JobUses:
 
 
 class PlannedUses:
-    """The current planned uses of all live jobs of a cache.
-
-    Args:
-        folder: the cache's folder. Files of dead jobs are removed.
-    """
+    """The current planned uses of all live jobs of a cache folder; files of dead jobs are removed."""
 
     def __init__(self, folder: Path) -> None:
         self.jobs = list(_live_jobs(folder / "futures"))
@@ -234,12 +217,9 @@ def bytes_for_copies(limit: int) -> int:
 
 
 def all_fit(sizes: Ints, first: Ints, last: Ints, available: int) -> bool:
-    """Return whether all objects can be copied at the time they are needed.
+    """Return whether all objects of these ``sizes`` can be copied at the time they are needed, in ``available`` bytes.
 
-    Args:
-        sizes: in bytes.
-        first, last: the first and last position that needs each object; -1 for ``last`` if none does.
-        available: bytes for copies.
+    ``first`` and ``last`` are the positions that need each object; -1 for ``last`` if none does.
     """
     used = last >= 0
     at = np.concatenate([first[used], last[used] + 1])
@@ -249,14 +229,10 @@ def all_fit(sizes: Ints, first: Ints, last: Ints, available: int) -> bool:
 
 
 def choose_copies(sizes: Ints, again: Ints, in_cache: Mask, names: list[int], available: int) -> Mask:
-    """Return a mask of the objects that are copied and stay, if not all can be.
+    """Return a mask of the objects that are copied and stay in ``available`` bytes, if not all can be.
 
-    Args:
-        sizes: in bytes.
-        again: the position that needs each object in the next epoch, `NEVER` if none does.
-        in_cache: mask of the objects already in the cache.
-        names: hashes, so that all processes choose the same objects.
-        available: bytes for copies.
+    ``again`` is the position that needs each object in the next epoch, `NEVER` if none does. ``names`` are hashes, so
+    that all processes choose the same objects.
     """
     order = sorted(range(len(sizes)), key=lambda at: (not in_cache[at], again[at] == NEVER, names[at]))
     chosen = np.zeros(len(sizes), np.bool_)

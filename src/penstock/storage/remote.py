@@ -24,15 +24,26 @@ from numbers import Integral, Real
 from typing import Any, Protocol
 
 from penstock.errors import ConfigError, NotCachedError, StorageChangedError, StorageError, StorageNotFoundError
-from penstock.storage.cache import put_file
-from penstock.storage.files import STORED, File
+from penstock.stages import stage
+from penstock.storage.cache import Cache
+from penstock.storage.files import DATA, STORED, File
+from penstock.storage.local import put_file
 from penstock.storage.planned_use import object_name
-from penstock.storage.store import Cache
 from penstock.storage.stream import BLOCK, PARALLEL, BlockStream, in_order
 from penstock.storage.transfer import Cancel, Stat, Store, Write, persist, transfer
-from penstock.storage.urls import WEB, path_of, scheme, shown
+from penstock.storage.urls import WEB, is_remote, path_of, scheme, shown
 
-__all__ = ["Peer", "RemoteSource", "Source", "Storage", "list_objects", "local_path", "open_source", "read_object"]
+__all__ = [
+    "Peer",
+    "RemoteSource",
+    "Source",
+    "Storage",
+    "list_objects",
+    "local_path",
+    "open_source",
+    "read_file",
+    "read_object",
+]
 
 _OBJECT_STORES = frozenset({*WEB, "ais", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"})
 
@@ -416,6 +427,25 @@ def open_source(url: str | os.PathLike[str], *, storage: Storage | None = None) 
 def read_object(url: str | os.PathLike[str], *, storage: Storage | None = None) -> bytes:
     """Return all bytes of an object by one request, bypassing the cache: for many small objects, such as images."""
     return (storage or Storage()).read(url)
+
+
+def read_file(path: str, storage: Storage | None = None) -> bytes:
+    """Return the bytes of a whole file, local or remote.
+
+    Raises:
+        DataFileIOError: it is missing or cannot be read.
+        StorageError: a store fails.
+    """
+    with stage("read"):
+        if is_remote(path):
+            return read_object(path, storage=storage)
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise DATA.error(path, error) from error
+        except ValueError as error:  # a NUL, or a lone surrogate
+            raise DATA.failed(f"cannot read {path!r}: {error}") from None
 
 
 def list_objects(pattern: str, *, storage: Storage | None = None) -> list[tuple[str, Stat]]:

@@ -77,9 +77,9 @@ def in_order(
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = SMALL_REQUESTS) -> list[R]:
-    """Return the results of a function for each item, ``count`` calls at a time; for functions that wait for a store.
+    """Return the results of a function that waits for a store, for each item, from ``count`` concurrent calls.
 
-    Raises: the first exception of the function, in the order of the items. Calls that have not started are skipped.
+    The first exception, in the order of the items, is raised. Calls that have not started are skipped.
     """
     if len(items) < 2:
         return [function(item) for item in items]
@@ -96,16 +96,10 @@ class Range(NamedTuple):
 
 
 def read_ranges(wanted: Sequence[Range]) -> Iterator[bytes]:
-    """Yield the bytes of ranges, in the given order.
+    """Yield the bytes of ranges, in the given order. Raises as `penstock.storage.RemoteSource.read_at`.
 
-    Args:
-        wanted: the ranges. Those that follow each other in one object come by one request of at most `Storage.block`
-            bytes, also with up to 4 KiB between two of them.
-
-    Raises:
-        StorageChangedError, StorageError: see `penstock.storage.RemoteSource`.
-
-    Memory: up to 16 requests, or one range.
+    Ranges that follow each other in one object come by one request of at most `Storage.block` bytes, also with up to
+    4 KiB between two of them. Memory: up to 16 requests, or one range.
     """
     requests: list[list[Range]] = []
     for part in wanted:

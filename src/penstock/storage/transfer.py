@@ -199,18 +199,13 @@ def persist(
     position: Callable[[], int] = lambda: 0,
     cancel: Cancel | None = None,
 ) -> T:
-    """Return the result of ``once()``, called in a thread until it does not raise `Transient`.
+    """Return the result of ``once()``, which makes one request, called in a thread until it does not raise `Transient`.
 
-    Args:
-        url: the object, for messages.
-        what: the verb, for messages.
-        once: makes one request; if it hangs, its thread is abandoned.
-        how: limits of time and of failures in a row. The pauses grow with these.
-        position: the next byte; a failure after some progress counts as the first.
-        cancel: ends it.
+    ``what`` is the verb of messages. The pauses grow with the failures in a row; a failure after some progress of
+    ``position()`` counts as the first. The thread of a call that hangs is abandoned.
 
     Raises:
-        StorageUnavailableError: it keeps failing. Other errors are raised unchanged.
+        StorageUnavailableError: it keeps failing, exceeds the deadline or is cancelled. Other errors are unchanged.
     """
     cancel = cancel or Cancel()
     deadline, mark, in_a_row = time.monotonic() + how.deadline, position(), 0
@@ -252,8 +247,10 @@ class _Receiver:
         self.url, self.position, self.end, self.known, self._write = url, begin, end, known, write
         self._lock, self._is_open = threading.Lock(), True
 
-    def take(self, answer: Answer) -> None:
-        """Take what is wanted of an answer, in the thread where it arrives."""
+    def receive(self, store: Store) -> None:
+        """Request what is missing, and take what is wanted of the answer."""
+        is_ranged = self.known is None or self.known.ranged
+        answer = store.read(self.url, self.position, self.end, ranged=is_ranged)
         with closing(answer.pieces):
             if self.known is None:
                 self.known = answer.stat
@@ -300,17 +297,10 @@ def transfer(
     write: Write,
     cancel: Cancel | None = None,
 ) -> Stat:
-    """Fetch the bytes ``[begin, end)`` (or up to the object's end) and pass them to ``write``, in order.
+    """Fetch the bytes ``[begin, end)`` (or up to the object's end), and return the version that was read.
 
-    Args:
-        url: the object.
-        begin, end: the bytes.
-        how: access options, deadlines.
-        known: the expected version; None for any version, which may end before ``end``.
-        write: called with a position and bytes, in the thread where they arrive.
-
-    Returns:
-        The version that was read.
+    They are passed in order to ``write``, in the thread where they arrive. ``known`` is the expected version; None for
+    any version, which may end before ``end``.
 
     Raises:
         StorageChangedError: another version, or the object was replaced meanwhile.
@@ -319,12 +309,8 @@ def transfer(
     """
     if end is not None and begin >= end:
         return known or Stat(begin)
-    receiver, store = _Receiver(url, begin, end, known, write), how.store_of(url)
-
-    def once() -> None:
-        is_ranged = receiver.known is None or receiver.known.ranged
-        receiver.take(store.read(url, receiver.position, receiver.end, ranged=is_ranged))
-
+    receiver = _Receiver(url, begin, end, known, write)
+    once = partial(receiver.receive, how.store_of(url))
     what = f"read bytes {begin:,} to {'the end' if end is None else f'{end:,}'} of"
     try:
         persist(url, what, once, how, position=lambda: receiver.position, cancel=cancel)

@@ -9,25 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, StorageError
 
 __all__ = [
-    "ABSOLUTE",
-    "WEB",
-    "Name",
-    "basename",
-    "is_inside",
-    "is_remote",
-    "listed",
-    "not_a_name",
-    "path_of",
-    "scheme",
-    "shown",
-    "text_of",
-    "through_gateway",
-    "unsigned",
+    *("ABSOLUTE", "WEB", "Name", "basename", "is_inside", "is_remote", "listed", "not_a_name", "path_of"),
+    *("scheme", "shown", "text_of", "through_gateway", "unsigned"),
 ]
 
 Name = str | os.PathLike[str]
@@ -62,9 +50,16 @@ def path_of(name: Name) -> str | None:
     ``file:`` is removed, and its percent signs are decoded; ``~`` is not expanded.
 
     Raises:
-        ConfigError: a remote URL that went through `Path`, which turns two slashes into one; ``file://`` and a host.
+        ConfigError: a remote URL that went through `Path`, which turns two slashes into one; ``file://`` and a host; a
+            NUL, or a lone surrogate that no file system encodes.
     """
     text = text_of(name)
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{text!r} cannot be the name of a file or an object: {error.reason}") from None
+    if b"\0" in encoded:
+        raise ConfigError(f"{text!r} cannot be the name of a file or an object: it contains a NUL")
     if text[:8].lower().startswith(("file:", "local://")) and not os.path.lexists(text):
         path = text.partition(":")[2]
         if path.startswith("//"):
@@ -81,11 +76,7 @@ def path_of(name: Name) -> str | None:
 
 
 def text_of(name: Name) -> str:
-    """Return a name as text.
-
-    Raises:
-        ConfigError: it is neither str nor Path.
-    """
+    """Return a name as text; ConfigError: it is neither str nor Path."""
     text = os.fspath(name)
     if not isinstance(text, str):
         raise not_a_name(name)
@@ -120,12 +111,7 @@ def shown(url: str | os.PathLike[str]) -> str:
             parts = urlsplit(text)
         except ValueError:  # not a URL
             return text.partition("?")[0].rpartition("@")[2]
-        host = parts.netloc.rpartition("@")[2]
-        return (
-            urlunsplit((parts.scheme, host, parts.path, "...", ""))
-            if parts.query
-            else f"{scheme(text)}://{host}{parts.path}"
-        )
+        return f"{scheme(text)}://{parts.netloc.rpartition('@')[2]}{parts.path}{'?...' if parts.query else ''}"
     return text
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
 from penstock.storage import Storage, io_error, is_remote
-from penstock.storage.backend import Stat
 from penstock.storage.names import Urls, expand_versions, without_query
+from penstock.storage.transfer import Stat
 from penstock.storage.urls import is_inside, shown
 
 __all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_table_folder", "table_files"]

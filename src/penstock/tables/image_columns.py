@@ -13,8 +13,8 @@ from penstock.images.decode import decode
 from penstock.images.limits import open_pillow
 from penstock.stages import stage
 from penstock.storage import Storage
+from penstock.storage.remote import read_file
 from penstock.storage.urls import is_inside, path_of
-from penstock.storage.whole_file import read_file
 from penstock.tables.values import is_text
 
 __all__ = ["encoded", "features_of", "image_base", "image_columns", "make_image"]

@@ -29,9 +29,8 @@ from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 from penstock.storage.file_pool import FilePool
 from penstock.storage.names import Urls
-from penstock.storage.parallel_requests import in_threads
-from penstock.storage.ranges import Range, read_ranges
 from penstock.storage.remote import RemoteSource
+from penstock.storage.stream import Range, in_threads, read_ranges
 from penstock.storage.urls import shown
 from penstock.tables.files import Found, table_files
 from penstock.tables.frames import decode_frame, stream

@@ -16,11 +16,10 @@ import numpy as np
 
 from penstock.errors import DataFileError
 from penstock.storage import File, Storage, is_remote
-from penstock.storage.backend import Stat
 from penstock.storage.files import DATA
 from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
-from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
+from penstock.storage.transfer import Stat
 from penstock.storage.urls import scheme
 from penstock.tables.files import delimiter_of
 

@@ -30,8 +30,8 @@ from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.names import Urls
-from penstock.storage.parallel_requests import in_threads
 from penstock.storage.remote import RemoteSource
+from penstock.storage.stream import in_threads
 from penstock.tables.arrow import Layout, scan_arrow
 from penstock.tables.files import Found, table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image

@@ -32,9 +32,9 @@ from penstock.errors import (
 from penstock.shards.mds.index import COMPRESSIONS, Part, ShardInfo
 from penstock.shards.shard_file import StoredShard
 from penstock.storage import Cache, File, RemoteSource, Storage
-from penstock.storage.backend import Stat
 from penstock.storage.files import SHARD
-from penstock.storage.parallel_requests import in_threads
+from penstock.storage.stream import in_threads
+from penstock.storage.transfer import Stat
 
 __all__ = ["HASHES", "Files", "decompress"]
 

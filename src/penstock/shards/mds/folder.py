@@ -29,9 +29,9 @@ from penstock.shards.shard_file import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.sources.files_source import FilesSource
 from penstock.storage import Cache, File, Storage, is_remote
-from penstock.storage.backend import Stat
 from penstock.storage.file_pool import FilePool
 from penstock.storage.files import SHARD
+from penstock.storage.transfer import Stat
 from penstock.storage.urls import path_of, shown
 from penstock.wording import counted
 

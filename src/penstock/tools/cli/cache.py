@@ -17,9 +17,9 @@ from penstock.tools.cli.manifest_options import Json, byte_size, console, pairs,
 from penstock.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.storage.cache_entry import Entry
+    from penstock.storage.cache import Cache
     from penstock.storage.derived import DerivedFile
-    from penstock.storage.store import Cache
+    from penstock.storage.download import Entry
 
 __all__ = ["app"]
 
@@ -35,7 +35,7 @@ Folder = Annotated[
 
 def _cache(folder: Path | None) -> Cache:
     from penstock.errors import StorageError
-    from penstock.storage.store import Cache
+    from penstock.storage.cache import Cache
 
     if folder is not None and not (folder / "objects").is_dir():  # a typo must not create a cache
         raise StorageError(f"{folder} is not a cache of Penstock: it has no folder 'objects'")

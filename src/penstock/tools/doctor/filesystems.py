@@ -183,7 +183,7 @@ def _advice(found: Place) -> Iterator[Advice]:
 
 def cache_folder(listing: Path = _MOUNTS) -> tuple[CacheFolder, list[Advice]]:
     """Check the user's cache folder, and create it if missing. Locks are stored there, too."""
-    from penstock.storage.cache import cache_root
+    from penstock.storage.local import cache_root
 
     try:
         folder = cache_root()

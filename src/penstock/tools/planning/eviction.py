@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.storage.fetcher import ahead_bytes
-from penstock.storage.futures import NEVER
+from penstock.storage.planned_use import NEVER
 
 __all__ = ["KnownOrder", "LeastRecentlyUsed"]
 

@@ -3,7 +3,7 @@
     order -> first and last position of each shard, on each node -> copies fetched, kept and evicted -> bytes, requests
 
 Three ways are compared. "plain" splits rows among all ranks in each epoch, with a cache that knows the order
-(`penstock.storage.copy_choice`, `penstock.tools.planning.eviction`). "plain, LRU" is the same with a cache that evicts
+(`penstock.storage.planned_use`, `penstock.tools.planning.eviction`). "plain, LRU" is the same with a cache that evicts
 the least recently used shard. "by node" is the order of ``locality="node"``.
 """
 
@@ -20,9 +20,8 @@ from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.order import NodeShuffle, Order, make_order
 from penstock.order.shuffle import DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW
-from penstock.storage.blocks import BLOCK
-from penstock.storage.copy_choice import come_and_go, stay, usable
-from penstock.storage.futures import NEVER
+from penstock.storage.planned_use import NEVER, all_fit, bytes_for_copies, choose_copies
+from penstock.storage.stream import BLOCK
 from penstock.tools.planning.eviction import KnownOrder, LeastRecentlyUsed
 
 __all__ = ["WAYS", "Fetched", "StoreJob", "StorePlan", "Uses", "plan_store", "uses_of"]
@@ -243,11 +242,11 @@ class _Part(NamedTuple):
 
 def _of_node(job: StoreJob, small: StoreJob, cache: KnownOrder, uses: Uses, again: Ints, names: list[int]) -> _Part:
     needed = np.flatnonzero(uses.last >= 0)
-    sizes, room = job.sizes[needed], usable(job.cache_bytes)
-    if come_and_go(sizes, uses.first[needed], uses.last[needed], room):
+    sizes, room = job.sizes[needed], bytes_for_copies(job.cache_bytes)
+    if all_fit(sizes, uses.first[needed], uses.last[needed], room):
         return _copies(job, uses, cache.run(uses.first, uses.last, again))
     there = cache.has[needed]
-    kept = stay(sizes, again[needed], there, [names[number] for number in needed.tolist()], room)
+    kept = choose_copies(sizes, again[needed], there, [names[number] for number in needed.tolist()], room)
     copied, ranged = _copies(job, uses, needed[kept & ~there]), needed[~kept]
     cache.keep(needed[kept])
     # Each row of these shards is read by its own request.

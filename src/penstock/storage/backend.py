@@ -1,3 +1,0 @@
-from penstock.storage.transfer import Cancel, Stat
-
-__all__ = ["Cancel", "Stat"]

@@ -1,3 +1,0 @@
-from penstock.storage.stream import BLOCK
-
-__all__ = ["BLOCK"]

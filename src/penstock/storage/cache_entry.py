@@ -1,3 +1,0 @@
-from penstock.storage.download import Entry
-
-__all__ = ["Entry"]
