@@ -98,7 +98,15 @@ class TableDataset(HasClasses, SourceDataset):
         given |= {"cache_bytes": cache_bytes, "storage": storage}
         self.table = _table(source, {name: value for name, value in given.items() if value is not None})
         """The samples, in the order of the files."""
-        super().__init__(self.table, _plan(self.table, window_shards, share), load)
+        is_arriving = isinstance(self.table, ArrivingLines)
+        if not is_arriving:
+            with_blocks(share, self.table)
+        ahead = ShardPrefetcher(self.table) if is_arriving or self.table.stored() else None
+        if ahead is not None and not isinstance(self.table, TableFiles):
+            plan: SharePlan = WindowPlan(self.table, window_shards=window_shards, ahead=ahead, **share)
+        else:
+            plan = SharePlan(self.table, ahead=ahead, **share)
+        super().__init__(self.table, plan, load)
         self.releases_gil = load is None
         """Whether threads of one process can make batches. For Parquet, the threads share the decoded row groups."""
         if not isinstance(self.table, TableFiles):
@@ -124,29 +132,30 @@ class TableDataset(HasClasses, SourceDataset):
         table, batch = self._columns(), dict[str, Any]()
 
         def room(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-            batch[name] = tensor = empty(shape, _tensor_type(dtype))
+            batch[name] = tensor = empty(shape, torch.from_numpy(np.empty(0, dtype)).dtype)
             return tensor.numpy()
 
         found = table.read(rows, room)
         for name, column in found.items():
-            if not isinstance(column, np.ndarray):
-                batch[name] = self._collated(name, column, rows, room, batch)
+            if isinstance(column, np.ndarray):
+                continue
+            numbers = None if isinstance(column, list) else as_array(column)
+            if numbers is not None:
+                numbers = shaped(numbers, table.shapes[name])
+                np.copyto(room(name, numbers.shape, numbers.dtype), numbers)
+                continue
+            values = table.values(name, column, rows)
+            if isinstance(column, list) or (is_text(column.type) and not column.null_count):
+                batch[name] = values
+                continue
+            try:
+                batch[name] = default_collate(values)
+            except Exception as error:
+                error.add_note(
+                    f"in the column {name!r}: give load= or collate_fn=, or leave the column out with columns="
+                )
+                raise
         return {name: batch[name] for name in found}
-
-    def _collated(self, name: str, column: Any, rows: Indices, room: Any, batch: dict[str, Any]) -> Any:
-        numbers = None if isinstance(column, list) else as_array(column)
-        if numbers is not None:
-            numbers = shaped(numbers, self._columns().shapes[name])
-            np.copyto(room(name, numbers.shape, numbers.dtype), numbers)
-            return batch[name]
-        values = self._columns().values(name, column, rows)
-        if isinstance(column, list) or (is_text(column.type) and not column.null_count):
-            return values
-        try:
-            return default_collate(values)
-        except Exception as error:
-            error.add_note(f"in the column {name!r}: give load= or collate_fn=, or leave the column out with columns=")
-            raise
 
     def image_and_label(self) -> tuple[str, str | None]:
         """Return the columns of images and labels. See `TableFiles.image_and_label`."""
@@ -170,16 +179,6 @@ class TableDataset(HasClasses, SourceDataset):
             return cast(ArrivingLines, self.table).arrived(view.rows(local), place.facts)
 
 
-def _plan(table: _Table, window_shards: int, share: ShareOptions) -> SharePlan:
-    if not isinstance(table, ArrivingLines):
-        with_blocks(share, table)
-    is_stored = isinstance(table, ArrivingLines) or bool(table.stored())
-    ahead = ShardPrefetcher(table) if is_stored else None
-    if is_stored and not isinstance(table, TableFiles):
-        return WindowPlan(table, window_shards=window_shards, ahead=ahead, **share)
-    return SharePlan(table, ahead=ahead, **share)
-
-
 def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _Table:
     if isinstance(source, TableFiles | JsonFiles):
         return opened(type(source), source, options)
@@ -190,7 +189,3 @@ def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _T
     for name in {"images", "images_from"} & options.keys():
         raise ConfigError(f"{listed(names)}: {name}= is for Arrow and Parquet files, but these are JSON lines")
     return (ArrivingLines if all(map(is_remote, names)) else JsonFiles).of(files, **options)
-
-
-def _tensor_type(kind: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, kind)).dtype
