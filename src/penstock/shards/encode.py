@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,6 @@ from penstock.wording import kind_text
 __all__ = ["Encoder", "make_encoder", "numpy_dumps", "torch_dumps"]
 
 Encoder = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def _number(value: Any) -> bytes:
-    return str(value).encode("ascii")
-
-
-def _text(value: Any) -> bytes:
-    return str(value).encode("utf-8")
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode("utf-8")
 
 
 def numpy_dumps(data: Any) -> bytes:
@@ -64,43 +53,38 @@ def _msgpack(value: Any) -> bytes:
     return packed
 
 
-def _image(format: str) -> Callable[[Any], bytes]:
-    def encode(value: Any) -> bytes:
-        from PIL import Image
+def _image(format: str, value: Any) -> bytes:
+    """Return a PIL image, or an array of uint8 or of floats from 0 to 1, as an image file."""
+    from PIL import Image
 
-        image = value if isinstance(value, Image.Image) else Image.fromarray(_pixels(value))
-        options: dict[str, Any] = {"quality": 100} if format == "JPEG" else {}
-        if format == "JPEG" and image.mode not in ("L", "RGB", "CMYK"):
-            image = image.convert("RGB")
-        out = io.BytesIO()
-        image.save(out, format, **options)
-        return out.getvalue()
-
-    return encode
-
-
-def _pixels(value: Any) -> Any:
-    """Return an image array as uint8; floats must be from 0 to 1."""
-    array = np.asarray(value)
-    if array.dtype.kind == "f":
-        if array.size and not (array.min() > -0.001 and array.max() < 1.001):
-            raise ValueError(f"float images must be from 0 to 1, this one is from {array.min()} to {array.max()}")
-        array = (np.clip(array, 0, 1) * 255).astype(np.uint8)
-    if array.dtype != np.uint8:
-        raise ValueError(f"an image must be uint8 or float, not {array.dtype}")
-    return array
+    image = value
+    if not isinstance(value, Image.Image):
+        array = np.asarray(value)
+        if array.dtype.kind == "f":
+            if array.size and not (array.min() > -0.001 and array.max() < 1.001):
+                raise ValueError(f"float images must be from 0 to 1, this one is from {array.min()} to {array.max()}")
+            array = (np.clip(array, 0, 1) * 255).astype(np.uint8)
+        if array.dtype != np.uint8:
+            raise ValueError(f"an image must be uint8 or float, not {array.dtype}")
+        image = Image.fromarray(array)
+    options: dict[str, Any] = {"quality": 100} if format == "JPEG" else {}
+    if format == "JPEG" and image.mode not in ("L", "RGB", "CMYK"):
+        image = image.convert("RGB")
+    out = io.BytesIO()
+    image.save(out, format, **options)
+    return out.getvalue()
 
 
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
-    **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), _text),
-    **dict.fromkeys(("json", "jsn"), _json),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), lambda value: str(value).encode("ascii")),
+    **dict.fromkeys(("txt", "text", "transcript", "html", "htm"), lambda value: str(value).encode("utf-8")),
+    **dict.fromkeys(("json", "jsn"), lambda value: json.dumps(value).encode("utf-8")),
     **dict.fromkeys(("pyd", "pickle", "pkl"), pickle.dumps),
     **dict.fromkeys(("mp", "msgpack", "msg"), _msgpack),
-    **dict.fromkeys(("jpg", "jpeg", "img", "image"), _image("JPEG")),
-    **dict.fromkeys(("pbm", "pgm", "ppm"), _image("PPM")),
-    **dict.fromkeys(("tif", "tiff"), _image("TIFF")),
-    "png": _image("PNG"),
+    **dict.fromkeys(("jpg", "jpeg", "img", "image"), partial(_image, "JPEG")),
+    **dict.fromkeys(("pbm", "pgm", "ppm"), partial(_image, "PPM")),
+    **dict.fromkeys(("tif", "tiff"), partial(_image, "TIFF")),
+    "png": partial(_image, "PNG"),
     "npy": numpy_dumps,
     "npz": _arrays,
     "pth": torch_dumps,

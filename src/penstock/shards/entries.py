@@ -26,17 +26,17 @@ from penstock.storage import io_error, write_atomically
 from penstock.storage.files import SHARD, File
 
 __all__ = [
+    "ORIGIN",
     "ShardEntries",
     "entries_path",
     "first_image",
     "has_entries",
     "open_entries",
-    "problem_with",
     "write_entries",
 ]
 
 SUFFIX = ".entries"
-_SHARD = Origin("shard", "penstock shards index --images SHARD")
+ORIGIN = Origin("shard", "penstock shards index --images SHARD")
 
 
 def entries_path(shard: str) -> Path:
@@ -85,29 +85,7 @@ def open_entries(shard: str, index: ShardIndex, once: WarnOnce | None = None) ->
 
     Raises `ManifestIOError` (missing), `ManifestError` (damaged), `StateError` (of another shard).
     """
-    return ImageIndex(entries_path(shard), index.header.fingerprint, len(index), _SHARD, once=once)
-
-
-def problem_with(shard: str, fingerprint: str, samples: int, index: ShardIndex | None) -> str | None:
-    """Return the problem of a local shard's index of entries; None if it is sound or missing.
-
-    Args:
-        shard: the shard.
-        fingerprint, samples: the fingerprint and number of samples of the shard.
-        index: the shard's index; None if it has none, so that images cannot be compared.
-    """
-    path = entries_path(shard)
-    if not path.exists():
-        return None
-    try:
-        found, file = ImageIndex(path, fingerprint, samples, _SHARD), File(shard, SHARD)
-        for number in range(0 if index is None else len(index)):
-            data = None if index is None else first_image(index, file, number)
-            if data is not None and not found.is_of(number, data):
-                return f"{path}: damaged entries, first those of sample {number}: make them again with: {_SHARD.make}"
-    except (ManifestError, StateError) as error:
-        return str(error)
-    return None
+    return ImageIndex(entries_path(shard), index.header.fingerprint, len(index), ORIGIN, once=once)
 
 
 def has_entries(shard: str) -> bool:

@@ -19,7 +19,18 @@ from penstock.errors import ShardError
 from penstock.shards.tar import Member
 from penstock.storage.urls import shown
 
-__all__ = ["KEY", "LOCAL_PATH", "URL", "Handler", "Sample", "base_and_extension", "duplicate", "group", "split_name"]
+__all__ = [
+    "KEY",
+    "LOCAL_PATH",
+    "URL",
+    "Handler",
+    "Sample",
+    "base_and_extension",
+    "duplicate",
+    "group",
+    "group_from",
+    "split_name",
+]
 
 Sample = dict[str, Any]
 """``__key__`` and ``__url__`` (str), perhaps ``__local_path__`` (str), and ``bytes`` under each extension."""
@@ -41,17 +52,10 @@ def base_and_extension(name: str) -> tuple[str, str] | None:
     dot = name.find(".", begin)
     if dot < 0:
         return None
-    if dot == begin or "\n" in name:
-        return _unusual(name, begin, dot)
-    return name[:dot], name[dot + 1 :]
-
-
-def _unusual(name: str, begin: int, dot: int) -> tuple[str, str] | None:
-    """Return key and extension for names of hidden files and names with line feeds, as WebDataset does.
-
-    The last part of the key has no dot but may have slashes, so ``a/.b`` is ``a/`` and ``b``; the part before it has no
-    line feed.
-    """
+    if dot > begin and "\n" not in name:
+        return name[:dot], name[dot + 1 :]
+    # Hidden files, and names with line feeds, as WebDataset splits them: the last part of the key has no dot but may
+    # have slashes, so ``a/.b`` is ``a/`` and ``b``; the part before it has no line feed.
     part = 0
     while part < dot:
         if "." not in name[part:dot]:
@@ -65,15 +69,12 @@ def _unusual(name: str, begin: int, dot: int) -> tuple[str, str] | None:
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Return key and lower-case extension of a member's name; None for metadata and names without extension."""
-    if name.startswith("__") and _is_metadata(name):
-        return None
+    if name.startswith("__"):
+        first, slash, _ = name.partition("/")
+        if first.endswith("__") and (not slash or len(first) >= 4):
+            return None
     found = base_and_extension(name)
     return None if found is None else (found[0], found[1].lower())
-
-
-def _is_metadata(name: str) -> bool:
-    first, slash, _ = name.partition("/")
-    return first.endswith("__") and (not slash or len(first) >= 4)
 
 
 def group(
@@ -96,10 +97,23 @@ def group(
 
     Exceptions of ``members`` propagate, and the incomplete sample is dropped.
     """
+    return (sample for _, sample in group_from(members, url, local_path=local_path, handler=handler))
+
+
+def group_from(
+    members: Iterable[tuple[Member, Any]],
+    url: str,
+    *,
+    start: int = 0,
+    local_path: str | None = None,
+    handler: Handler | None = None,
+) -> Iterator[tuple[int, Sample]]:
+    """Yield what `group` yields of the members from the byte ``start`` on, each with the first byte of its headers."""
     sample: Sample = {}
     current: str | None = None
+    header = 0
     for member, data in members:
-        if member.kind != "file":
+        if member.kind != "file" or member.header < start:
             continue
         parts = split_name(member.name)
         if parts is None:
@@ -107,9 +121,9 @@ def group(
         key, extension = parts
         if key != current:
             if sample:
-                yield sample
+                yield header, sample
             sample = {KEY: key, URL: url}
-            current = key
+            current, header = key, member.header
             first = True
         else:
             first = False
@@ -124,7 +138,7 @@ def group(
         if first and local_path is not None:
             sample[LOCAL_PATH] = local_path
     if sample:
-        yield sample
+        yield header, sample
 
 
 def duplicate(name: str, extension: str, sample: Iterable[str], url: str, at: int) -> ShardError:

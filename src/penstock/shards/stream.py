@@ -27,7 +27,7 @@ from penstock.random import call_in_scope
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of, open_stream
 from penstock.shards.decode import chained
-from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, group
+from penstock.shards.grouping import KEY, LOCAL_PATH, URL, Handler, Sample, group_from
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import Member, walk_stream
 from penstock.shards.tar_shard import file_of
@@ -328,14 +328,7 @@ def read_stream(
         rename: maps member names, before they are split and before ``select``.
     """
     members = named_members(file, url, select, rename)
-    found = ((member, (member.header, data)) for member, data in members if member.header >= start)
-    for sample in group(found, url, local_path=path, handler=handler):
-        header = None
-        for name, value in sample.items():
-            if isinstance(value, tuple):
-                header = value[0] if header is None else header
-                sample[name] = value[1]
-        yield header or 0, sample
+    return group_from(members, url, start=start, local_path=path, handler=handler)
 
 
 def named_members(

@@ -155,7 +155,11 @@ def member_at(source: Source, shard: str, position: int, *, require_end: bool = 
         if block == _NO_HEADER:
             if at != first:
                 raise ShardError(f"{shard}: byte {first}: an extended header that belongs to no member")
-            _check_end(source, shard, at)
+            # The end mark: two blocks of zeros, or one at the very end of the file.
+            if source.read(at + BLOCK, at + 2 * BLOCK).strip(b"\0"):
+                raise ShardError(
+                    f"{shard}: byte {at}: a single block of zeros between members: the archive is damaged here"
+                )
             return None
         (raw, size, type), offset = _parse_header(block, shard, at), at + BLOCK
         if type not in _EXTENDED:
@@ -192,12 +196,6 @@ def _extended(source: Source, shard: str, size: int, at: int) -> bytes:
     if len(data) < rounded(size):
         raise TruncatedShardError(f"{shard}: ends at byte {source.size}, within the header at byte {at}")
     return data[:size]
-
-
-def _check_end(source: Source, shard: str, at: int) -> None:
-    """Check the end mark: two blocks of zeros, or one at the very end of the file."""
-    if source.read(at + BLOCK, at + 2 * BLOCK).strip(b"\0"):
-        raise ShardError(f"{shard}: byte {at}: a single block of zeros between members: the archive is damaged here")
 
 
 def _no_header(shard: str, size: int, *, is_within: bool) -> TruncatedShardError:
@@ -252,8 +250,9 @@ def _parse_header(block: bytes, shard: str, at: int) -> tuple[bytes, int, bytes]
         raise ShardError(f"{shard}: byte {at}: {_what_is_wrong(block, at)}")
     length = _octal(size)
     if length is None:
-        length = _binary(size)
-        if length is None:
+        # In base 256, marked by the top bit; the next bit means a negative number.
+        length = int.from_bytes(size, "big") - (0x80 << 88) if size[0] & 0xC0 == 0x80 else _LARGEST
+        if length >= _LARGEST:
             raise ShardError(f"{shard}: byte {at}: the header's size {size!r} is not a number: the archive is damaged")
     name = name.split(b"\0", 1)[0]
     if magic == b"ustar\x0000" and prefix[0]:
@@ -274,14 +273,6 @@ def _octal(field: bytes) -> int | None:
         return int(digits, 8)
     except ValueError:
         return None
-
-
-def _binary(field: bytes) -> int | None:
-    """Return a number in base 256, marked by the top bit; None if it is negative, too large or not marked."""
-    if not field[0] & 0x80 or field[0] & 0x40:
-        return None
-    value = int.from_bytes(field, "big") - (0x80 << 88)
-    return value if value < _LARGEST else None
 
 
 def _sums(block: bytes) -> tuple[int, int]:

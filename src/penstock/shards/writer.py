@@ -96,31 +96,26 @@ class TarWriter:
         if "__key__" not in sample:
             raise ShardError("object must contain a __key__")
         encoded = self._encode(dict(sample))
-        parts = [(name, self._value(name, encoded[name])) for name in sorted(encoded) if self._is_written(name)]
+        written = [name for name in sorted(encoded) if self._keep_meta or not name.startswith("_")]
+        parts = [(name, self._value(name, encoded[name])) for name in written if name != "__key__"]
         mtime = int(time.time() if self._mtime is None else self._mtime)
         total = 0
         try:
             for name, data in parts:
                 path = f"{sample['__key__']}.{name}".encode("utf-8", "surrogateescape")
-                head = _header(path, len(data), mode=self._mode, mtime=mtime, user=self._user, group=self._group)
+                head = _header(path, len(data), self._mode, mtime, self._user, self._group)
                 self._out.write(head)
                 self._out.write(data)
                 self._out.write(bytes(-len(data) % BLOCK))
                 self.size += len(head) + rounded(len(data))
                 total += len(data)
         except OSError as error:
-            raise self._failed(error) from error
+            # Part of a sample may be written, so the archive can neither continue nor be finished.
+            self._failure = str(io_error(self._path or "the archive", error, "cannot write"))
+            self.abandon()
+            raise ShardIOError(self._failure) from error
         self.samples += 1
         return total
-
-    def _failed(self, error: OSError) -> ShardIOError:
-        """Mark the archive as failed: part of a sample may be written, so it can neither continue nor be finished."""
-        self._failure = str(io_error(self._path or "the archive", error, "cannot write"))
-        self.abandon()
-        return ShardIOError(self._failure)
-
-    def _is_written(self, name: str) -> bool:
-        return name != "__key__" and (self._keep_meta or not name.startswith("_"))
 
     def _value(self, name: str, value: Any) -> bytes:
         if name.startswith("_"):
@@ -153,7 +148,8 @@ class TarWriter:
                 self._file.close()
                 os.replace(self._temporary, self._path)
         except BaseException as error:
-            self._discard(out)
+            self._out = out
+            self.abandon()
             if isinstance(error, OSError):
                 raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
             raise
@@ -164,9 +160,6 @@ class TarWriter:
     def abandon(self) -> None:
         """Close without an archive: remove the temporary file; a file passed by the caller has no end mark."""
         out, self._out = self._out, None
-        self._discard(out)
-
-    def _discard(self, out: BinaryIO | None) -> None:
         self._sink.detach()
         if out is not None and out is not self._file:
             out.close()
@@ -265,16 +258,14 @@ class ShardWriter:
         self.total += 1
 
     def finish(self) -> None:
-        """Finish the current shard."""
+        """Finish the current shard. Idempotent."""
         writer, self.tarstream = self.tarstream, None
         if writer is not None:
             writer.close()
             if self._post is not None:
                 self._post(self.fname)
 
-    def close(self) -> None:
-        """Finish the last shard. Idempotent."""
-        self.finish()
+    close = finish
 
     def __enter__(self) -> Self:
         return self
@@ -335,9 +326,7 @@ def _compression(compress: bool | str | None, path: str | None) -> str:
     return compress
 
 
-def _header(
-    name: bytes, size: int, *, mode: int = 0o444, mtime: int = 0, user: bytes = b"", group: bytes = b""
-) -> bytes:
+def _header(name: bytes, size: int, mode: int, mtime: int, user: bytes, group: bytes) -> bytes:
     """Return all header blocks of a regular file.
 
     The format is ustar, with a GNU long-name header before it for names over 100 bytes, and sizes in base 256 from 8

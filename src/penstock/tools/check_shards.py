@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import xxhash
 
-from penstock.errors import PenstockError
+from penstock.errors import ManifestError, PenstockError, StateError
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.grouping import Sample
@@ -132,15 +132,26 @@ def _check_index(file: File, digest: bytes, report: ShardReport) -> None:
 
 
 def _check_entries(file: File, digest: bytes, report: ShardReport) -> None:
-    from penstock.shards.entries import problem_with  # imported late: it loads the image decoders
+    from penstock.images.entries import ImageIndex  # imported late: it loads the image decoders
+    from penstock.shards.entries import ORIGIN, entries_path, first_image
 
-    where = index_path(file.path)
+    path, where = entries_path(file.path), index_path(file.path)
+    if not path.exists():
+        return
     index = None if where is None else ShardIndex.load(where)
-    if index is not None and index.header.digest != digest:
-        index = None
-    problem = problem_with(file.path, digest.hex(), report.samples, index)
-    if problem is not None:
-        report.problems.append(problem)
+    try:
+        found = ImageIndex(path, digest.hex(), report.samples, ORIGIN)
+        if index is None or index.header.digest != digest:  # images cannot be compared
+            return
+        for number in range(len(index)):
+            data = first_image(index, file, number)
+            if data is not None and not found.is_of(number, data):
+                report.problems.append(
+                    f"{path}: damaged entries, first those of sample {number}: make them again with: {ORIGIN.make}"
+                )
+                return
+    except (ManifestError, StateError) as error:
+        report.problems.append(str(error))
 
 
 def _listed(path: Path) -> str | None:
