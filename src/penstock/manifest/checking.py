@@ -23,7 +23,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, ManifestError, StorageError, StorageNotFoundError
 from penstock.manifest.fields import BadRow
 from penstock.manifest.formats.base import LinePart, Part, join_root
-from penstock.manifest.scan import line_number, shorten
+from penstock.manifest.scan import shorten
 from penstock.manifest.table import Manifest
 from penstock.storage import Storage, is_remote
 from penstock.storage.names import Urls
@@ -112,7 +112,6 @@ class _Check:
     def __init__(self, manifest: Manifest, examples: int) -> None:
         self.manifest, self._examples = manifest, examples
         self.report = CheckReport([str(path) for path in manifest.sources], len(manifest))
-        self._known_line = (0, 1)  # an offset in the current source, and its line number
 
     def run(self, files: bool, duplicates: bool, progress: Callable[[int, int], object] | None) -> CheckReport:
         manifest, start = self.manifest, 0
@@ -120,7 +119,6 @@ class _Check:
         hashes = np.zeros(len(manifest) if duplicates else 0, dtype=np.int64)
         with ThreadPoolExecutor(_THREADS) as pool:
             for part in manifest.parts:
-                self._known_line = (0, 1)
                 for begin in range(0, part.rows, _BATCH):
                     rows = np.arange(begin, min(begin + _BATCH, part.rows))
                     paths, good = self._check_batch(part, rows)
@@ -175,11 +173,8 @@ class _Check:
         values = np.unique(ordered[1:][again])
         candidates = np.flatnonzero(np.isin(hashes, values))
         seen: dict[int, int] = {}
-        self._known_line, last = (0, 1), None
         for row in candidates.tolist():
             part, local = self.manifest.locate(row)
-            if part is not last:
-                self._known_line, last = (0, 1), part
             first = seen.setdefault(int(hashes[row]), row)
             if first != row:
                 path = part.values(np.array([local]))[0][0]
@@ -189,20 +184,12 @@ class _Check:
         self.report.problems["duplicate"].count = count
 
     def _add(self, part: Part, row: int, kind: str, reason: str, content: str | None = None) -> None:
-        """Record a problem. Lines are counted from the last known one, so all examples cost one pass."""
-        problem = self.report.problems.get(kind)
-        if problem is not None and len(problem.examples) >= self._examples:
-            problem.count += 1
-            return
-        place = f"row {row}"
-        if isinstance(part, LinePart):
-            offset = part.index.offset(row)
-            known = self._known_line if self._known_line[0] <= offset else (0, 1)
-            number = line_number(part.index.source, offset, *known)
-            self._known_line = (offset, number)
-            place = f"line {number}"
-        text = "" if content is None else f": {shorten(content)}"
-        self._note(kind, f"{part.path}, {place}: {reason}{text}")
+        """Record a problem."""
+        message = ""
+        if kind not in self.report.problems or len(self.report.problems[kind].examples) < self._examples:
+            place = f"line {part.index.line(row)}" if isinstance(part, LinePart) else f"row {row}"
+            message = f"{part.path}, {place}: {reason}" + ("" if content is None else f": {shorten(content)}")
+        self._note(kind, message)
 
     def _note(self, kind: str, message: str) -> None:
         problem = self.report.problems.setdefault(kind, Problem(kind))

@@ -82,6 +82,7 @@ class LineIndex:
         # The map's size is faster to read.
         self._source_size_now = source.size_now if source.map is None else source.map.size
         self._looked = -inf  # when `one` last checked the modification time
+        self._known_line = 0, 1  # an offset, and the number of the line there
         check_is_text(source)
         self._load()
 
@@ -142,8 +143,13 @@ class LineIndex:
         return self._offsets[row]
 
     def line(self, row: int) -> int:
-        """Return the 1-based number of a row's first line. Counts from the start of the file: for error messages."""
-        return line_number(self.source, self.offset(row))
+        """Return the 1-based number of a row's first line. Counts from the start of the file, or from the line that
+        was asked for before, if that is earlier: for error messages.
+        """
+        offset = self.offset(row)
+        known = self._known_line if self._known_line[0] <= offset else (0, 1)
+        self._known_line = offset, line_number(self.source, offset, *known)
+        return self._known_line[1]
 
     def digests_at(self, rows: int) -> list[bytes]:
         """Return the hashes that the file may have had when it held only its first ``rows`` rows, likeliest first.
@@ -182,27 +188,31 @@ class LineIndex:
     def _batch(self, rows: Rows, feed: bytes) -> tuple[bytes, Rows] | None:
         """Return the same as `_values` for slices that are one line each; None for all others.
 
-        Others are the first and the last rows of the file, rows with skipped lines, and damage, which `_one` handles.
-        The cost of a batch depends on the number of NumPy calls, not on its bytes. So short rows are copied as a table
-        of equal width, and their excess is cut off.
+        Others are rows with skipped lines, damage, and a last line without a line feed, which `_one` handles. The cost
+        of a batch depends on the number of NumPy calls, not on its bytes. So short rows are copied as a table of equal
+        width, and their excess is cut off.
         """
         around = self._bounds[rows].view(np.uint64) - 1  # the line feeds; unsigned, so negative offsets are huge
-        before, count = around[::2], len(rows)
+        before, places, count = around[::2], around.view(np.int64), len(rows)
         lengths = around[1::2] - before - 1  # of an empty slice, huge
         width = int(np.maximum.reduce(lengths)) + 2
-        if max(width, int(np.maximum.reduce(around))) + width > self._size or (self._cr and not feed):
+        if width > self._size + 1 or (self._cr and not feed):
+            return None
+        is_short = width <= len(_COLUMNS) and int(np.maximum.reduce(around)) + width <= self._size
+        # Before the first row, place -1 is that of the last line feed of the file.
+        if not is_short and not (places.min() >= (0 if self._head else -1) and places.max() < self._size):
             return None
         # `take` releases the GIL while pages are read from a disk.
-        if self._data_array.take(around.view(np.int64)).tobytes() != b"\n\n" * count:
+        if self._data_array.take(places).tobytes() != b"\n\n" * count:
             return None
-        if width <= len(_COLUMNS):
+        if is_short:
             windows = np.ndarray((self._size - width + 1,), f"V{width}", self._data, strides=(1,))
-            table = windows[before.view(np.int64)].view(np.uint8).reshape(count, width)
+            table = windows[places[::2]].view(np.uint8).reshape(count, width)
             inside = _COLUMNS[:width] < (lengths + len(feed)).astype(np.uint16)[:, np.newaxis]
             data = table[inside].tobytes()
         else:
-            starts = (before + 1).tolist()
-            ends = (before + 1 + lengths + len(feed)).tolist()
+            starts = (places[::2] + 1).tolist()
+            ends = (places[1::2] + len(feed)).tolist()
             data = b"".join([self._data[start:end] for start, end in zip(starts, ends, strict=True)])
         if data.count(b"\n") != count * len(feed):
             return None

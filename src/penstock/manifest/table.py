@@ -352,7 +352,7 @@ class Manifest:
         """Return the records at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
         rows = self._rows(indices)
         if self._only is not None:
-            return self.__make_records(self._only.values(rows), rows)
+            return self._make_records(self._only.values(rows), rows)
         return self._collect(rows, lambda part, places, local: part.values(local))
 
     def take(self, indices: Indices) -> pa.Table:
@@ -436,7 +436,7 @@ class Manifest:
         if len(wanted) != batch.num_rows:
             raise ConfigError(f"a batch of {batch.num_rows} rows cannot be parsed as {len(wanted)} rows")
         if self._only is not None:
-            return self.__make_records(self._only.values_of(batch, wanted), wanted)
+            return self._make_records(self._only.values_of(batch, wanted), wanted)
         return self._collect(wanted, lambda part, places, local: part.values_of(batch.take(as_arrow(places)), local))
 
     # ------------------------------------------------------------------ rows of views and of several sources
@@ -464,11 +464,11 @@ class Manifest:
         result: dict[int, Record] = {}
         for part, places, local in self._by_part(rows):
             result.update(
-                zip(places.tolist(), self.__make_records(read(part, places, local), rows[places]), strict=True)
+                zip(places.tolist(), self._make_records(read(part, places, local), rows[places]), strict=True)
             )
         return [result[place] for place in range(len(rows))]
 
-    def __make_records(self, values: list[list[Any]], rows: Rows) -> list[Record]:
+    def _make_records(self, values: list[list[Any]], rows: Rows) -> list[Record]:
         paths, *others = values
         paths = join_root(self._prefix, paths)
         labels = others.pop(0) if self._has_label else repeat(None)

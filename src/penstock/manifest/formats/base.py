@@ -184,8 +184,9 @@ def reject(options: Options, **arguments: object) -> None:
             raise ConfigError(f"{name}={getattr(options, name)!r} is not supported by the format {options.format!r}")
 
 
-def open_lines(source: File, parser: Parser, rules: LineRules, options: Options, context: Context) -> LinePart:
+def open_lines(source: File, parser: Parser, options: Options, context: Context) -> LinePart:
     """Open a source of lines. Its sidecar has the short name if the rules are the usual ones."""
+    rules = LineRules(options.blank, options.comment)
     suffix = ".pstk" if rules == LineRules() else f".{rules.digest():016x}.pstk"
     index = LineIndex(source, rules, suffix=suffix, cache_dir=context.cache_dir, progress=context.progress)
     return LinePart(index, parser, options.canonical(header=False))

@@ -9,7 +9,7 @@ from penstock.errors import ManifestError
 from penstock.manifest.fields import BadRow, in_range
 from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
 from penstock.manifest.options import Column, Options
-from penstock.manifest.scan import LineRules, json_array
+from penstock.manifest.scan import json_array
 from penstock.storage import File
 
 __all__ = ["JsonParser", "open_jsonl"]
@@ -82,8 +82,7 @@ def _scalars(kind: str, values: list[Any]) -> list[Any]:
 def open_jsonl(path: str, options: Options, context: Context) -> LinePart:
     """Open JSON lines in place. Raise ManifestError for a JSON array."""
     reject(options, header="auto")
-    rules = LineRules(blank=options.blank, comment=options.comment)
     source = File(path)
     if wrong := json_array(source.read(64, 0)):
         raise ManifestError(f"{path}: {wrong}")
-    return open_lines(source, JsonParser(options.wanted), rules, options, context)
+    return open_lines(source, JsonParser(options.wanted), options, context)

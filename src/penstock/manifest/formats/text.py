@@ -12,7 +12,6 @@ from penstock.errors import ConfigError
 from penstock.manifest.fields import BadRow, convert
 from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
 from penstock.manifest.options import IGNORED, Column, Options
-from penstock.manifest.scan import LineRules
 from penstock.storage import File
 
 __all__ = ["TextParser", "open_text"]
@@ -94,6 +93,4 @@ def open_text(path: str, options: Options, context: Context) -> LinePart:
     reject(options, header="auto")
     if options.named:
         raise ConfigError("columns: text has no column names to choose from; give a list of names in file order")
-    parser = TextParser(options.columns, options.wanted)
-    rules = LineRules(blank=options.blank, comment=options.comment)
-    return open_lines(File(path), parser, rules, options, context)
+    return open_lines(File(path), TextParser(options.columns, options.wanted), options, context)
