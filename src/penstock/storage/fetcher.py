@@ -128,7 +128,8 @@ class Fetcher:
         self._stop()
         self._cancel = Cancel()
         for thread in list(self._threads):
-            thread.join(_PATIENCE)
+            if thread is not threading.current_thread():  # the garbage collector may close it in any thread
+                thread.join(_PATIENCE)
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             publisher.close()

@@ -19,6 +19,7 @@ from penstock.storage import File, Storage, is_remote
 from penstock.storage.files import DATA
 from penstock.storage.mapped import Mapped, MappedFile, MappedFiles, look_at
 from penstock.storage.remote import RemoteSource
+from penstock.storage.stream import in_threads
 from penstock.storage.transfer import Stat
 from penstock.storage.urls import scheme
 from penstock.tables.files import delimiter_of
