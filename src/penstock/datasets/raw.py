@@ -52,15 +52,11 @@ class LoadBytes:
         """Return the item of a record."""
         data: Any = read_file(record.path, self.storage)
         if self.size is not None:
-            data = self._part(data, self.size)
+            begin = int(generator().integers(len(data) - self.size + 1)) if len(data) > self.size else 0
+            found = np.frombuffer(data, np.uint8)[begin : begin + self.size]
+            data = torch.zeros(self.size, dtype=torch.uint8)
+            data.numpy()[: len(found)] = found
         return item_of(data, record, row=self.row)
-
-    def _part(self, data: bytes, size: int) -> torch.Tensor:
-        begin = int(generator().integers(len(data) - size + 1)) if len(data) > size else 0
-        found = np.frombuffer(data, np.uint8)[begin : begin + size]
-        out = np.zeros(size, np.uint8)
-        out[: len(found)] = found
-        return torch.from_numpy(out)
 
 
 def item_of(value: Any, record: Record, *, row: bool) -> Any:

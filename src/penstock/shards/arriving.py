@@ -179,7 +179,7 @@ class ArrivingSource(abc.ABC):
         self.urls = [shard.url for shard in shards]
         # A file that is named twice is one object, which is fetched and counted once.
         named = {shard.url: shard for shard in shards}
-        self._shards = [named[url] for url in self.urls]
+        self._shards: Sequence[ShardFile] = [named[url] for url in self.urls]
         self._arrivals: Arrivals | None = None
         self._shared = shared or SharedFacts()
         self._missing = self._uncounted()

@@ -54,11 +54,7 @@ class ArrayFiles(FilesSource):
         return f"<ArrayFiles of {counted(len(self), 'row')}: {self.maps.in_words()}>"
 
     def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
-        """Write rows into an array of shape (rows, *row), with one copy from the file's pages.
-
-        Raises:
-            DataFileChangedError: a file was truncated or modified since it was opened.
-        """
+        """Write rows into an array of shape (rows, *row), with one copy from the file's pages."""
         for number, places, local in self.by_file(rows):
             array = self.maps.array(number)
             if len(places) == len(rows) and array.dtype == out.dtype:

@@ -10,10 +10,10 @@ from typing import Any
 
 import xxhash
 
-from penstock.errors import DataFileIOError, ManifestError
+from penstock.errors import ManifestError
 from penstock.images.files import EXTENSIONS
-from penstock.storage import io_error
 from penstock.storage.derived import derived_path, write_derived
+from penstock.storage.files import DATA
 
 __all__ = ["list_arrays", "list_images"]
 
@@ -60,7 +60,7 @@ def list_arrays(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".npy") and not name.startswith("."))
     except OSError as error:
-        raise DataFileIOError(str(io_error(folder, error))) from error
+        raise DATA.error(folder, error) from error
     if not names:
         return None
     return {"source": _write([_line(name) for name in names], folder), "root": os.path.abspath(folder), "label": None}
@@ -74,11 +74,7 @@ def _images(folder: str) -> Iterator[str]:
 
 
 def _line(path: str, label: int | None = None) -> bytes:
-    """Return the line of a relative path, and of its label.
-
-    Raises:
-        ManifestError: the path contains a line break, which a manifest cannot hold.
-    """
+    """Return the line of a relative path, and of its label."""
     if "\n" in path:
         raise ManifestError(f"{path!r}: a name with a line break cannot be in a manifest: rename it")
     if path[0] in " \t\ufeff":

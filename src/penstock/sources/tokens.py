@@ -55,12 +55,7 @@ class _Tokens(FilesSource):
     token_type: np.dtype[Any]
 
     def _check(self, files: list[MappedFile]) -> None:
-        """Check that files hold tokens.
-
-        Raises:
-            DataFileError: one holds something else than one row of integers.
-            ConfigError: ``token_type`` cannot hold its tokens, or its type cannot hold ``end_token``.
-        """
+        """Check that files hold tokens, which ``token_type`` can hold, and among which ``end_token`` can be."""
         for file in files:
             kind = np.dtype(file.dtype)
             if len(file.shape) != 1 or kind.kind not in "iu":
@@ -154,11 +149,7 @@ class TokenFiles(_Tokens):
             return list(torch.from_numpy(out))
 
     def read_into(self, out: npt.NDArray[Any], rows: Indices) -> None:
-        """Write sequences into an array of shape (rows, length), with one copy from the file's pages.
-
-        Raises:
-            DataFileChangedError: a file was truncated or modified since it was opened.
-        """
+        """Write sequences into an array of shape (rows, length), with one copy from the file's pages."""
         for number, places, local in self.by_file(rows):
             tokens = self.maps.array(number)
             if self.end_token is not None:
@@ -230,9 +221,6 @@ class OffsetIndex:
         path: path of the index, for messages.
         read: returns the mapped offsets, int64 of shape (documents + 1,).
         tokens: the number of tokens in the file.
-
-    Raises:
-        DataFileError: the offsets belong to another file, or are damaged.
     """
 
     def __init__(self, path: str, read: Callable[[], npt.NDArray[np.int64]], tokens: int) -> None:
@@ -374,12 +362,7 @@ class DocumentFiles(_Tokens):
     # Reading.
 
     def records(self, rows: Indices) -> list[torch.Tensor]:
-        """Return a tensor (tokens,) for each document.
-
-        Raises:
-            DataFileChangedError: a file was truncated or modified since it was opened.
-            DataFileError: an index with invalid positions.
-        """
+        """Return a tensor (tokens,) for each document."""
         with stage("read"):
             rows = normalise(rows, len(self))
             found: list[torch.Tensor] = [_NONE] * len(rows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -31,29 +30,15 @@ _LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes read at a file's end: 1
 _COPIES = 4  # files copied at a time
 
 
-class TableParts(MappedFiles):
-    """The files of a table: mapped, or in a store."""
-
-    def source(self, number: int) -> RemoteSource | None:
-        """Return the remote source of a file; None for a local one."""
-        return self.sources.get(number)
-
-    def head(self, number: int) -> Any:
-        """Return an object to read a file's metadata from without a copy: its remote source, or else its bytes."""
-        return self.sources.get(number) or self.array(number)
+TableParts = MappedFiles
 
 
 def open_parts(
     found: Sequence[tuple[str, Stat | None]], storage: Storage | None, *, as_they_are: Callable[[str], bool]
-) -> TableParts:
-    """Open the files of a table: remote ones in place or after a copy, local ones mapped.
+) -> MappedFiles:
+    """Open the files of a table, given with their versions if known: local ones are mapped. Raises as `look_at`.
 
-    Args:
-        found: their names, with versions if known. Missing versions are looked up concurrently.
-        storage: access options.
-        as_they_are: returns whether a remote file is opened in place, without a copy.
-
-    Raises the same errors as `look_at`.
+    ``as_they_are`` returns whether a remote file is opened in place, without a copy.
     """
     ranged = [number for number, (name, _) in enumerate(found) if as_they_are(name)]
     opened = in_threads(lambda number: RemoteSource(found[number][0], storage, found[number][1]), ranged)
@@ -65,7 +50,7 @@ def open_parts(
     files = [MappedFile.of(sources[number]) if number in sources else next(others) for number in range(len(found))]
     delimiters = {number: sign for number, (name, _) in enumerate(found) if (sign := delimiter_of(name)) is not None}
     conversions = {number: partial(_converted, sign) for number, sign in delimiters.items()}
-    return TableParts(files, sources, in_place, conversions)
+    return MappedFiles(files, sources, in_place, conversions)
 
 
 def _converted(delimiter: str, file: File) -> File:
@@ -90,10 +75,6 @@ def footer(source: RemoteSource) -> bytes:
     """Return the end of a Parquet file, including its whole footer. Takes one request, or two for a large footer.
 
     Arrow can read the metadata from these bytes as if they were the whole file.
-
-    Raises:
-        DataFileError: it does not end like a Parquet file.
-        StorageError: a request to the store fails.
     """
     begin = max(0, source.size - min(_FOOTER, max(_LEAST, source.size // _PART)))
     tail = source.read_at(begin, source.size - begin)
@@ -124,10 +105,6 @@ class RangeFile(io.RawIOBase):
     def seekable(self) -> bool:
         """Return True."""
         return True
-
-    def tell(self) -> int:
-        """Return the position of the next byte."""
-        return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Set the position, relative to the beginning, the current position or the end."""

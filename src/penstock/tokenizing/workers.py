@@ -38,14 +38,7 @@ class Encoded(NamedTuple):
 
 
 class Work:
-    """Tokenizes rows of a source; picklable if the source is.
-
-    Args:
-        source: a `Source`, or a map-style dataset.
-        column: name of the text column.
-        tokenizer: encodes the texts.
-        dtype: NumPy name of the tokens' type.
-    """
+    """Tokenizes rows of a `Source` or a map-style dataset; picklable if that is."""
 
     def __init__(self, source: Any, column: str, tokenizer: TextTokenizer, dtype: str) -> None:
         self._source, self._column, self._tokenizer = source, column, tokenizer
@@ -64,11 +57,7 @@ class Work:
         return row_name(self._source, int(file_rows(self._source, np.array([row]))[0]))
 
     def encode(self, start: int, stop: int) -> Encoded:
-        """Return the tokens of rows ``start`` to ``stop - 1``.
-
-        Raises:
-            DataFileError: a row without text, or a token that the type cannot hold. The message names file and row.
-        """
+        """Return the tokens of rows ``start`` to ``stop - 1``. Errors name file and row."""
         texts = self.texts(range(start, stop))
         # There is a worker for each core already, so the tokenizer starts no threads.
         documents = self._tokenizer.encode(texts, threads=False, name=lambda place: self._name(start + place))
@@ -90,13 +79,7 @@ Run = Callable[[Iterator[Span]], Iterator[Encoded]]
 
 @contextmanager
 def start(work: Work, executor: str, workers: int | None, address: str | None) -> Iterator[tuple[Run, int]]:
-    """Start the workers; yield a function that runs tasks on them, and their number. They stop when the block ends.
-
-    Raises:
-        ConfigError: Ray is missing.
-        ClusterError: no cluster.
-        WorkerError: a worker was killed while tasks ran.
-    """
+    """Start the workers; yield a function that runs tasks on them, and their number. They stop when the block ends."""
     if executor == "ray":
         yield _on_ray(work, workers, address)
         return

@@ -20,8 +20,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +41,7 @@ _VERSION = 1
 
 
 def check_listed(folder: str, names: set[str]) -> None:
-    """Check that a folder without ``tokens.json``, with these names, holds no indexes of documents, which would pass
-    for arrays.
-
-    Raises:
-        DataFileError: it holds one.
-    """
+    """Raise DataFileError if a folder without ``tokens.json`` holds indexes of documents, which pass for arrays."""
     ending = INDEX["penstock"]
     for name in sorted(name for name in names if name.endswith(ending)):
         stem = name.removesuffix(ending)
@@ -106,11 +100,7 @@ class TokenFolder:
 
     @classmethod
     def whole(cls, name: str, storage: Storage | None = None) -> TokenFolder:
-        """Return the ``tokens.json`` of a finished folder.
-
-        Raises:
-            DataFileError: the folder is not finished; and all errors of `read`.
-        """
+        """Return the ``tokens.json`` of a finished folder. DataFileError if it is not; other errors as `read`."""
         found = cls.read(name, storage)
         if not found.complete:
             raise DataFileError(
@@ -120,11 +110,7 @@ class TokenFolder:
         return found
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``tokens.json``, replacing an existing one atomically.
-
-        Raises:
-            OSError: the disk fails or is full.
-        """
+        """Write ``tokens.json``, replacing an existing one atomically."""
         content = {"version": _VERSION, **asdict(self)}
         with write_atomically(Path(folder) / NAME) as file:
             file.write(json.dumps(content, indent=1).encode() + b"\n")
@@ -158,12 +144,9 @@ class TokenFolder:
 
 
 class ShardWriter:
-    """Writes documents after those already in a folder.
+    """Writes documents after those already in a folder; a finished shard is added to ``folder`` and ``tokens.json``.
 
-    Args:
-        where: path of the folder.
-        folder: its contents. When a shard is finished, it is added here and ``tokens.json`` is written.
-        most: largest number of tokens in a shard; a longer document gets its own shard.
+    ``most`` is the largest number of tokens in a shard; a longer document gets its own shard.
 
     Memory: eight bytes for each document of the current shard, and the size of its index when it is finished.
     """
@@ -171,82 +154,59 @@ class ShardWriter:
     def __init__(self, where: Path, folder: TokenFolder, most: int) -> None:
         self._where, self._folder, self._most = where, folder, most
         self._dtype = np.dtype(folder.dtype).newbyteorder("<")
-        self._file: _Shard | None = None
+        self._stack = contextlib.ExitStack()
+        self._out: BinaryIO | None = None
 
     def write(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        """Write documents, concatenated in ``tokens``, as the folder's token type.
-
-        Raises:
-            OSError: the disk fails or is full.
-        """
+        """Write documents, concatenated in ``tokens``, as the folder's token type."""
         ends = np.cumsum(lengths)
         begin = start = 0
         while begin < len(lengths):
-            if self._file is None:
-                name = f"tokens-{len(self._folder.shards):05d}"
-                self._file = _Shard(self._where, name, self._folder.format, self._dtype)
-            stop = int(ends.searchsorted(start + self._most - self._file.tokens, "right"))
-            if stop <= begin and self._file.documents:
-                self._finish()
+            if self._out is None:
+                self._name, self._tokens = f"tokens-{len(self._folder.shards):05d}", 0
+                self._lengths: list[npt.NDArray[np.int64]] = []
+                self._hash = xxhash.xxh3_128()
+                self._out = self._stack.enter_context(write_atomically(self._where / f"{self._name}.bin"))
+            stop = int(ends.searchsorted(start + self._most - self._tokens, "right"))
+            if stop <= begin and self._lengths:
+                self._finish_shard()
                 continue
             stop = max(stop, begin + 1)
             end = int(ends[stop - 1])
-            self._file.write(tokens[start:end], lengths[begin:stop])
+            data = tokens[start:end].astype(self._dtype, copy=False).tobytes()
+            self._out.write(data)
+            self._hash.update(data)
+            self._tokens += end - start
+            self._lengths.append(lengths[begin:stop])
             begin, start = stop, end
 
-    def _finish(self) -> None:
-        if self._file is not None:
-            self._folder.shards.append(self._file.finish())
-            self._file = None
-            self._folder.write(self._where)
+    def _finish_shard(self) -> None:
+        self._stack.close()
+        self._out = None
+        lengths, index = np.concatenate(self._lengths), io.BytesIO()
+        if self._folder.format == "megatron":
+            write_index(index, self._dtype, lengths)
+        else:
+            offsets = np.zeros(len(lengths) + 1, "<i8")
+            np.cumsum(lengths, out=offsets[1:])
+            np.lib.format.write_array(index, offsets)
+        with write_atomically(self._where / f"{self._name}{INDEX[self._folder.format]}") as out:
+            out.write(index.getbuffer())
+        checksums = self._hash.hexdigest(), xxhash.xxh3_128_hexdigest(index.getbuffer())
+        self._folder.shards.append(Shard(self._name, len(lengths), self._tokens, checksums))
+        self._folder.write(self._where)
 
     def finish(self) -> None:
         """Finish the last shard, and mark the folder as complete."""
-        self._finish()
+        if self._out is not None:
+            self._finish_shard()
         self._folder.complete = True
         self._folder.write(self._where)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
+    def __exit__(self, *_: object) -> None:
+        if self._out is not None:
             # As an error of its block, this removes the unfinished token file.
-            self._file.stack.__exit__(GeneratorExit, GeneratorExit(), None)
-
-
-class _Shard:
-    """A shard that is being written."""
-
-    def __init__(self, where: Path, name: str, format: str, dtype: np.dtype[Any]) -> None:
-        self.name, self.tokens, self.documents = name, 0, 0
-        self._lengths: list[npt.NDArray[np.int64]] = []
-        self._format, self._dtype = format, dtype
-        self._index = where / f"{name}{INDEX[format]}"
-        self.stack = contextlib.ExitStack()
-        self._out = self.stack.enter_context(write_atomically(where / f"{name}.bin"))
-        self._hash = xxhash.xxh3_128()
-
-    def write(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        data = tokens.astype(self._dtype, copy=False).tobytes()
-        self._out.write(data)
-        self._hash.update(data)
-        self.tokens += len(tokens)
-        self.documents += len(lengths)
-        self._lengths.append(lengths)
-
-    def finish(self) -> Shard:
-        self.stack.close()
-        lengths, index = np.concatenate(self._lengths), io.BytesIO()
-        if self._format == "megatron":
-            write_index(index, self._dtype, lengths)
-        else:
-            offsets = np.zeros(len(lengths) + 1, "<i8")
-            np.cumsum(lengths, out=offsets[1:])
-            np.lib.format.write_array(index, offsets)
-        with write_atomically(self._index) as out:
-            out.write(index.getbuffer())
-        checksums = self._hash.hexdigest(), xxhash.xxh3_128_hexdigest(index.getbuffer())
-        return Shard(self.name, len(lengths), self.tokens, checksums)
+            self._stack.__exit__(GeneratorExit, GeneratorExit(), None)

@@ -53,11 +53,7 @@ def is_index(path: str) -> bool:
 
 
 def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
-    """Return the header of an index.
-
-    Raises:
-        DataFileError: not a Megatron index, another version, tokens that are not integers, or a truncated file.
-    """
+    """Return the header of an index; DataFileError if it is another file, damaged or truncated."""
     if len(data) < _HEADER.size or bytes(data[:9]) != _MAGIC:
         raise DataFileError(f"{path} is no index of Megatron's: it does not begin with {_MAGIC!r}")
     _, version, code, sequences, ends = _HEADER.unpack(bytes(data[: _HEADER.size]))
@@ -76,16 +72,7 @@ def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
 
 
 class MegatronIndex:
-    """The position of each document in a ``.bin`` file.
-
-    Args:
-        path: path of the index, for messages.
-        read: returns the mapped bytes of the index.
-        size: size of the token file in bytes.
-
-    Raises:
-        DataFileError: the index is damaged, or belongs to another token file.
-    """
+    """The position of each document in a ``.bin`` file of ``size`` bytes; ``read()`` returns the mapped index."""
 
     def __init__(self, path: str, read: Callable[[], npt.NDArray[np.uint8]], size: int) -> None:
         self._read = read
@@ -137,11 +124,7 @@ class MegatronIndex:
 
 
 def write_index(out: BinaryIO, dtype: npt.DTypeLike, lengths: Sequence[int] | npt.NDArray[Any]) -> None:
-    """Write the index of consecutive documents that have one sequence each.
-
-    Raises:
-        ConfigError: a token type without a Megatron code.
-    """
+    """Write the index of consecutive documents that have one sequence each."""
     kind = np.dtype(dtype).newbyteorder("<")
     code = next((code for code, name in CODES.items() if np.dtype(name) == kind), None)
     if code is None:

@@ -151,8 +151,7 @@ class TextTokenizer:
             name: returns the name of a text for messages, given its position in the batch.
 
         Raises:
-            DataFileError: a function returned something other than ids; a text that `tokenizers` cannot read, because
-                it has a lone surrogate.
+            DataFileError: a function returned something other than ids; a text has a lone surrogate.
         """
         if self._function is not None:
             return [self._finished(_checked(self._function(text))) for text in texts]
@@ -243,26 +242,15 @@ def _checked(ids: Any) -> npt.NDArray[np.int64]:
 
 
 def check_column(columns: Any, column: str) -> None:
-    """Check that a source has this column, if its columns are known.
-
-    Raises:
-        ConfigError: the column is missing; the message lists the existing ones.
-    """
+    """Raise ConfigError, which lists the columns of a source, if they are known and this one is missing."""
     if isinstance(columns, list | tuple) and column not in columns:
         raise ConfigError(f"there is no column {column!r}: the columns are {', '.join(map(str, columns))}; see column=")
 
 
 def texts_of(samples: Sequence[Any], column: str, name: Callable[[int], str]) -> list[str]:
-    """Return the texts of samples.
+    """Return the texts of samples: strings, or mappings with a text ``column``.
 
-    Args:
-        samples: strings or mappings.
-        column: the text column of a mapping.
-        name: returns the name of a sample for messages, given its position in ``samples``.
-
-    Raises:
-        ConfigError: a sample of another type.
-        DataFileError: a mapping without this column, or whose column does not hold text.
+    ``name`` returns the name of a sample for messages, given its position in ``samples``.
     """
     texts = []
     for place, sample in enumerate(samples):

@@ -57,11 +57,7 @@ _WIDE_MODES = {"I": 4, "F": 4, "I;16": 2}
 
 
 def encoding_size(encoding: str) -> int | None:
-    """Return the bytes of a value if its encoding has a fixed size, else None.
-
-    Raises:
-        ShardError: an unknown encoding.
-    """
+    """Return the bytes of a value if its encoding has a fixed size, else None; `ShardError` if it is unknown."""
     if encoding == "int":
         return 8
     if encoding in _SCALARS:
@@ -75,12 +71,7 @@ def encoding_size(encoding: str) -> int | None:
 
 
 def make_decoder(encoding: str, *, images: str = "pil", allow_pickle: bool = False) -> Decoder:
-    """Return the function that decodes the bytes of a value.
-
-    Args:
-        encoding: an entry of ``column_encodings``.
-        images: the form of images: ``"pil"``, ``"rgb"`` or ``"bytes"``.
-        allow_pickle: whether to read columns of encoding ``pkl``.
+    """Return the function that decodes the bytes of a value. See `MDSFolder` for ``images`` and ``allow_pickle``.
 
     Raises:
         ConfigError: pickle is not allowed, or Pillow images without Pillow installed.

@@ -58,17 +58,7 @@ HASHES: dict[str, Callable[[], Any]] = {
 
 
 class Files:
-    """The files of a dataset as local paths.
-
-    Args:
-        folder: the folder of the index, a path or URL.
-        storage: access options; None for a local folder.
-        cache_dir: the cache for decompressed shards, or its folder, instead of the cache of ``storage``.
-        validate_hash: the algorithm to check every file with before its use; None checks sizes only.
-
-    Raises:
-        ConfigError: an unknown algorithm.
-    """
+    """The files of a dataset as local files; ``storage`` is None for a local folder. Options: see `MDSFolder`."""
 
     def __init__(
         self, folder: str, storage: Storage | None, *, cache_dir: Cache | str | None, validate_hash: str | None
@@ -81,13 +71,7 @@ class Files:
         self._listed: set[str] = set()
 
     def open(self, info: ShardInfo) -> File:
-        """Return an open, decompressed shard, with its hash checked if ``validate_hash`` is set.
-
-        Raises:
-            ShardIOError: neither the shard nor its compressed form exists.
-            ShardError: a damaged file, or a hash that differs from the index.
-            StorageError: the store fails, or the cache has no room.
-        """
+        """Return an open, decompressed shard, with its hash checked if ``validate_hash`` is set."""
         name = self._name(info.raw)
         source: File | RemoteSource | None = None
         if info.packed is not None and (self.storage is not None or not os.path.exists(name)):
@@ -164,12 +148,7 @@ class Files:
         return content
 
     def _check(self, path: str, part: Part, content: bytes | mmap.mmap) -> None:
-        """Check a file's content against the hash in the index, if ``validate_hash`` is set.
-
-        Raises:
-            ConfigError: the index lacks this hash.
-            ShardError: the hashes differ.
-        """
+        """Check a file's content against the hash in the index, if ``validate_hash`` is set."""
         algorithm, hashes = self.validate_hash, part.hashes
         if algorithm is None:
             return
@@ -204,16 +183,9 @@ class _Unpacked:
 
 
 def decompress(algorithm: str, data: bytes, size: int, *, name: str) -> bytes:
-    """Return the content of a compressed file.
+    """Return the content of a compressed file; `ShardError` if it is damaged.
 
-    Args:
-        algorithm: a key of `COMPRESSIONS`.
-        data: the whole file.
-        size: bytes of the content. It also limits the output, so a small file cannot fill the memory.
-        name: the name of the file, for messages.
-
-    Raises:
-        ShardError: the file is damaged, or its content has another size.
+    ``size``, the bytes of the content by the index, also limits the output, so a small file cannot fill the memory.
     """
     try:
         if algorithm == "snappy":

@@ -71,11 +71,7 @@ class Index(NamedTuple):
 
 
 def parse_index(text: bytes, path: str) -> Index:
-    """Parse an ``index.json``.
-
-    Args:
-        text: the content of the file.
-        path: the path of the file, for messages.
+    """Parse the content of an ``index.json``; ``path`` is for messages.
 
     Raises:
         ShardError: it is not an MDS index of version 2, or damaged.

@@ -28,12 +28,7 @@ __all__ = ["Reader", "Shard"]
 
 
 class Reader:
-    """Decodes the bytes of a sample into a dict of columns.
-
-    Args:
-        columns: the columns of the shard.
-        names: the columns to read; None for all. Others are skipped without decoding.
-        images, allow_pickle: see `make_decoder`.
+    """Decodes the bytes of a sample into a dict of columns: all, or ``names``. Other options: see `MDSFolder`.
 
     Raises:
         ConfigError: a column that does not exist or must not be read.
@@ -53,11 +48,7 @@ class Reader:
             self._steps.append((name, size, _decoder(name, encoding, images, allow_pickle) if wanted else None))
 
     def read(self, data: bytes) -> dict[str, Any]:
-        """Return the sample in these bytes.
-
-        Raises:
-            ShardError: invalid bytes; the message names the column.
-        """
+        """Return the sample in these bytes; `ShardError` names the column if they are invalid."""
         if len(data) < self._sizes.size:
             raise ShardError(f"it has {len(data)} bytes, too few for the sizes of {self._variable} columns")
         sizes = self._sizes.unpack_from(data)
@@ -85,12 +76,7 @@ def _decoder(name: str, encoding: str, images: str, allow_pickle: bool) -> Decod
 
 
 class Shard:
-    """An open shard: samples by number. Safe in threads and after a fork.
-
-    Args:
-        file: the open, uncompressed file.
-        info: its index entry.
-        reader: decodes its columns.
+    """An open, uncompressed shard: samples by number. Safe in threads and after a fork.
 
     Raises:
         ShardError: the file does not match its index entry, or its header is damaged.
@@ -140,12 +126,7 @@ class Shard:
             raise ShardError(f"{self.path} has other columns than the index: they do not belong together")
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return a decoded sample.
-
-        Raises:
-            ShardError: it is damaged.
-            ShardChangedError: the file has changed since it was opened.
-        """
+        """Return a decoded sample; `ShardError` if it is damaged or the file has changed."""
         self.file.check()
         assert self.file.map is not None
         data = self.file.map[int(self._offsets[number]) : int(self._offsets[number + 1])]
