@@ -83,9 +83,7 @@ class LabelledArrays(FilesSource):
 
     def __init__(self, arrays: ArrayFiles, labels: ArrayFiles) -> None:
         self._parts = arrays, labels
-
-    def __len__(self) -> int:
-        return len(self._parts[0])
+        self.maps, self.starts = arrays.maps, arrays.starts
 
     def __repr__(self) -> str:
         return f"{self._parts[0]!r} with labels"

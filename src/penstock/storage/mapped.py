@@ -66,10 +66,10 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
     source = File(path, DATA)
     size, mtime, inode = source.size, source.mtime_ns, source.inode
     if path.endswith(".npy"):
-        found, shape, begin = _header(path)
-        if dtype is not None and np.dtype(dtype) != found:
-            raise ConfigError(f"{path} holds {found}, not {np.dtype(dtype)}: leave dtype= out")
-        return MappedFile(path, size, mtime, begin, found.str, shape, inode)
+        array = _mapped_array(path)
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            raise ConfigError(f"{path} holds {array.dtype}, not {np.dtype(dtype)}: leave dtype= out")
+        return MappedFile(path, size, mtime, int(array.offset), array.dtype.str, array.shape, inode)
     if dtype is None:
         raise ConfigError(f"{path}: a raw file does not tell its dtype; pass it, such as dtype='uint16'")
     kind = np.dtype(dtype)
@@ -81,8 +81,8 @@ def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: 
     return MappedFile(path, size, mtime, 0, kind.str, (size // kind.itemsize,), inode)
 
 
-def _header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return dtype, shape and first byte of the array in an ``.npy`` file."""
+def _mapped_array(path: str) -> np.memmap[Any, Any]:
+    """Return the array of numbers in an ``.npy`` file."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy parses the header as Python, so a damaged one may raise anything
@@ -92,7 +92,7 @@ def _header(path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         raise DataFileError(f"{path} holds {what}, not an array of numbers")
     if not array.flags.c_contiguous:
         raise DataFileError(f"{path} is in Fortran order: save it with np.save(path, np.ascontiguousarray(array))")
-    return array.dtype, array.shape, int(array.offset)
+    return array
 
 
 def said(error: Exception) -> str:

@@ -250,13 +250,14 @@ def _fingerprint(rows: Any, work: Work) -> str:
 
 
 def _tokenizer_fingerprint(encoder: TextTokenizer, given: Any) -> str:
-    found = encoder.fingerprint or getattr(given, "fingerprint", None)
+    own = encoder.fingerprint
+    found = own or getattr(given, "fingerprint", None)
     if not isinstance(found, str):
         raise ConfigError(
             "a tokenizer that is a function cannot be identified, and a resumed job must not mix two: give the "
             "function an attribute fingerprint = 'its name and version'"
         )
-    if encoder.fingerprint is not None and not encoder.is_pure:
+    if own is not None and not encoder.is_pure:
         raise ConfigError("this tokenizer is random, so each job would write other files: turn its dropout off")
     return found
 

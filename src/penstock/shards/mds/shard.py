@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,8 +43,15 @@ class Reader:
         self._fixed = self._sizes.size + sum(size or 0 for size in columns.sizes)
         self._steps: list[tuple[str, int | None, Decoder | None]] = []
         for name, encoding, size in zip(*columns, strict=True):
-            wanted = names is None or name in names
-            self._steps.append((name, size, _decoder(name, encoding, images, allow_pickle) if wanted else None))
+            decode = None
+            if names is None or name in names:
+                try:
+                    decode = make_decoder(encoding, images=images, allow_pickle=allow_pickle)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"column {name!r} has encoding {encoding}: {error}, or choose others with columns="
+                    ) from None
+            self._steps.append((name, size, decode))
 
     def read(self, data: bytes) -> dict[str, Any]:
         """Return the sample in these bytes; `ShardError` names the column if they are invalid."""
@@ -65,14 +71,6 @@ class Reader:
                     raise ShardError(f"column {name!r} cannot be decoded: {error}") from error
             begin = end
         return sample
-
-
-@lru_cache(maxsize=1024)
-def _decoder(name: str, encoding: str, images: str, allow_pickle: bool) -> Decoder:
-    try:
-        return make_decoder(encoding, images=images, allow_pickle=allow_pickle)
-    except ConfigError as error:
-        raise ConfigError(f"column {name!r} has encoding {encoding}: {error}, or choose others with columns=") from None
 
 
 class Shard:
