@@ -44,7 +44,6 @@ __all__ = ["ShardSet", "build", "find_shards", "write_beside", "write_indexes"]
 _COPIES, _SHARDS = 4, 8  # shards copied at a time, and shards read while indexes are written into the store
 _DESCRIPTORS = 4  # that an open shard takes: of itself and of its indexes, one for images included
 _AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples of at most 32 KiB that are read between two checks of a file
-_RANGES = 4096  # while iterating: samples whose ranges are requested together
 
 Ints = npt.NDArray[np.int64]
 
@@ -151,10 +150,14 @@ class ShardSet:
 
     # Reading.
 
-    def locate(self, sample: Any) -> tuple[Any, Any]:
-        """Return the number of the shard that holds a sample, and the sample's number in it; arrays for an array."""
-        shard = self.starts.searchsorted(sample, "right") - 1
-        return shard, sample - self.starts[shard]
+    def locate(self, sample: int) -> tuple[int, int]:
+        """Return the number of the shard that holds a sample, and the sample's number in it."""
+        shard = int(self.starts.searchsorted(sample, "right")) - 1
+        return shard, sample - int(self.starts[shard])
+
+    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
+        numbers = self.starts.searchsorted(rows, "right") - 1
+        return numbers, rows - self.starts[numbers]
 
     def index(self, number: int) -> ShardIndex:
         """Return the index of a shard, without its data. Raises as `shard`."""
@@ -176,7 +179,7 @@ class ShardSet:
             row = self._rows[operator.index(index)]
         except IndexError:
             raise IndexError(f"sample {index} is out of range for {counted(len(self), 'sample')}") from None
-        number, local = map(int, self.locate(row))
+        number, local = self.locate(row)
         shard = self.shard(number)
         sample = shard.sample(local)
         shard.check()  # after the read, so that no changed data is returned
@@ -184,7 +187,7 @@ class ShardSet:
 
     def records(self, indices: Indices) -> list[Sample]:
         """Return the samples at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
-        return self.read(*self.locate(to_rows(indices, self._rows)))
+        return self.read(*self._places(to_rows(indices, self._rows)))
 
     def read(self, shards: Ints, samples: Ints) -> list[Sample]:
         """Return samples, in this order; other shards need not be counted.
@@ -225,7 +228,7 @@ class ShardSet:
         The entries are from the index beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
         sample without an image.
         """
-        numbers, local = self.locate(np.asarray(rows, np.int64))
+        numbers, local = self._places(np.asarray(rows, np.int64))
         places = zip(numbers.tolist(), local.tolist(), strict=True)
         found = [partial(self._entries, *at) if self._shards[at[0]].path is not None else None for at in places]
         return [SampleRecord(sample, entries) for sample, entries in zip(samples, found, strict=True)]
@@ -237,8 +240,7 @@ class ShardSet:
         for number, count in enumerate(self.counts):
             shard = self.shard(number)
             if shard.file is None:
-                for start in range(0, count, _RANGES):
-                    yield from read_samples([(shard, local) for local in range(start, min(start + _RANGES, count))])
+                yield from shard.stream()
                 continue
             step = _AT_ONCE if shard.index.header.size < count * _SMALL else 1
             for start in range(0, count, step):
@@ -248,7 +250,7 @@ class ShardSet:
 
     def key(self, index: int) -> str:
         """Return the key of a sample, without reading the sample."""
-        number, local = map(int, self.locate(self._rows[index]))
+        number, local = self.locate(self._rows[index])
         return self.index(number).key(local)
 
     def check_unchanged(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.images.warn_once import WarnOnce
@@ -23,7 +23,7 @@ from penstock.manifest.sidecar import places
 from penstock.shards.grouping import KEY, URL, Sample, group
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
 from penstock.shards.shard_file import INDEXING, Facts, ShardFile, StoredShard
-from penstock.shards.tar import walk
+from penstock.shards.tar import walk, walk_stream
 from penstock.storage import File, RemoteSource, Storage, cache_root, is_remote, local_path
 from penstock.storage.files import SHARD
 from penstock.storage.stream import Range, read_ranges
@@ -74,21 +74,38 @@ class OpenShard:
 
     def parse(self, number: int, data: bytes) -> Sample:
         """Return a sample, given its bytes in the archive. Raises ShardError if it does not match the index."""
-        index, members = self.index, walk(data, self.url, require_end=False)
-        files = range(index.first[number], index.first[number + 1])
-        sizes = {index.extensions[index.extension[file]]: index.size[file] for file in files}
-        cause = None
+        members = ((m, data[m.offset : m.offset + m.size]) for m in walk(data, self.url, require_end=False))
         try:
-            (sample,) = group(((one, data[one.offset : one.offset + one.size]) for one in members), self.url)
-            found = {name: len(value) for name, value in sample.items() if name not in (KEY, URL)}
-            if sample[KEY] == index.key(number) and found == sizes:
-                return sample
+            (sample,) = group(members, self.url)
         except ValueError as error:  # it is no archive, or not of one sample
-            cause = error
-        raise ShardError(
+            raise self._differs(number) from error
+        self._compare(number, sample)
+        return sample
+
+    def stream(self) -> Iterator[Sample]:
+        """Yield all samples in order, from a stream with read-ahead. Raises as `parse`."""
+        number = -1
+        with self.source.stream() as file:
+            for number, sample in enumerate(group(walk_stream(cast(BinaryIO, file), self.url), self.url)):
+                if number < len(self.index):
+                    self._compare(number, sample)
+                yield sample
+        if number + 1 != len(self.index):
+            raise self._differs(number + 1)
+
+    def _compare(self, number: int, sample: Sample) -> None:
+        index, sizes = self.index, {}
+        for file in range(index.first[number], index.first[number + 1]):
+            sizes[index.extensions[index.extension[file]]] = index.size[file]
+        found = {name: len(data) for name, data in sample.items() if name not in (KEY, URL)}
+        if sample[KEY] != index.key(number) or found != sizes:
+            raise self._differs(number)
+
+    def _differs(self, number: int) -> ShardError:
+        return ShardError(
             f"{shown(self.url)}: sample {number} is not what the index beside the shard says, which is of another "
             "version of it: make the index again (penstock shards index), and upload both"
-        ) from cause
+        )
 
 
 def read_samples(wanted: Sequence[tuple[OpenShard, int]]) -> Iterator[Sample]:
@@ -100,12 +117,8 @@ def read_samples(wanted: Sequence[tuple[OpenShard, int]]) -> Iterator[Sample]:
 
     Memory: up to 16 requests of at most `Storage.block` bytes, or one sample.
     """
-    ranges = [
-        Range(shard.source, *shard.index.span(number))
-        for shard, number in wanted
-        if isinstance(shard.source, RemoteSource)
-    ]
-    data = read_ranges(ranges)
+    remote = [(shard.source, shard.index.span(k)) for shard, k in wanted if isinstance(shard.source, RemoteSource)]
+    data = read_ranges([Range(source, *span) for source, span in remote])
     for shard, number in wanted:
         yield shard.sample(number) if shard.file is not None else shard.parse(number, next(data))
 
