@@ -53,7 +53,7 @@ def source() -> Iterator[Source]:
 
 def test_reading_on_opens_the_window_before_the_first_block_is_complete(source: Source) -> None:
     source.let_go(0, 10_000)
-    with BlockStream(source.fetch, 0, len(DATA), block=BLOCK, parallel=4, deadline=10) as stream:
+    with BlockStream(source.fetch, 0, len(DATA), block=BLOCK, parallel=4) as stream:
         assert stream.read(SMALL) == DATA[:SMALL]
         assert source.next(2) == [(0, SMALL), (SMALL, BLOCK)]  # a look at a header: one block
         reader = threading.Thread(target=stream.read, args=(1,))
@@ -70,9 +70,7 @@ def test_reading_on_opens_the_window_before_the_first_block_is_complete(source: 
 def test_what_is_read_as_a_whole_is_asked_for_at_once(source: Source) -> None:
     result: list[bytes] = []
     reader = threading.Thread(
-        target=lambda: result.append(
-            BlockStream(source.fetch, 7, 7 + 3 * BLOCK, block=BLOCK, parallel=4, deadline=10).read()
-        )
+        target=lambda: result.append(BlockStream(source.fetch, 7, 7 + 3 * BLOCK, block=BLOCK, parallel=4).read())
     )
     reader.start()
     assert source.next(3) == [(7 + BLOCK * k, 7 + BLOCK * (k + 1)) for k in range(3)]
@@ -84,7 +82,7 @@ def test_what_is_read_as_a_whole_is_asked_for_at_once(source: Source) -> None:
 @pytest.mark.parametrize(("block", "parallel"), [(1, 1), (1, 4), (15, 2), (16, 2), (100_000, 3), (999, 1)])
 def test_all_bytes_whatever_the_numbers(block: int, parallel: int) -> None:
     end = min(len(DATA), 40 * block)
-    stream = BlockStream(lambda b, e, _: DATA[b:e], 3, end, block=block, parallel=parallel, deadline=10)
+    stream = BlockStream(lambda b, e, _: DATA[b:e], 3, end, block=block, parallel=parallel)
     assert stream.read() == DATA[3:end]
     assert stream.seek(max(0, end - 2)) == max(0, end - 2)
     assert stream.read() == DATA[max(0, end - 2) : end]

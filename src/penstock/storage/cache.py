@@ -42,7 +42,7 @@ from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageE
 from penstock.progress import progress_bar
 from penstock.storage.download import ENTRY, Download, Entry, download, hash_file, new_entry, read_entry, write_entry
 from penstock.storage.files import STORED, File
-from penstock.storage.local import cache_root, sync_folder
+from penstock.storage.local import cache_root, sync_folder, write_atomically
 from penstock.storage.planned_use import PlannedUses, object_name
 from penstock.storage.urls import basename, shown
 
@@ -310,11 +310,9 @@ class Cache:
 
     def _publish_failure(self, key: str, error: StorageError) -> None:
         failure = {"kind": type(error).__name__, "message": str(error), "time": time.time(), "pid": os.getpid()}
-        with contextlib.suppress(OSError):
-            path = self.folder / "failures" / f"{key}.json"
-            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-            temporary.write_text(json.dumps(failure))
-            os.replace(temporary, path)
+        path = self.folder / "failures" / f"{key}.json"
+        with contextlib.suppress(OSError), write_atomically(path, sync=False) as file:
+            file.write(json.dumps(failure).encode())
 
     def _raise_failure(self, key: str, since: float) -> None:
         """Raise the error of the process that this one waited for, instead of repeating its attempt."""

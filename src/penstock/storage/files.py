@@ -238,7 +238,7 @@ class File:
             return self.read_at(first, last - first)
 
         stop = self.size if end is None else min(end, self.size)
-        return BlockStream(fetch, begin, stop, parallel=1, deadline=3600.0, name=self.path)
+        return BlockStream(fetch, begin, stop, parallel=1, name=self.path)
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
         """Yield the bytes ``[begin, end)`` in chunks of `PIECE`, each valid until the next one.

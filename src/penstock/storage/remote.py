@@ -34,14 +34,7 @@ from penstock.storage.transfer import Cancel, Stat, Store, Write, persist, trans
 from penstock.storage.urls import WEB, is_remote, path_of, scheme, shown
 
 __all__ = [
-    "Peer",
-    "RemoteSource",
-    "Source",
-    "Storage",
-    "list_objects",
-    "local_path",
-    "open_source",
-    "read_file",
+    *("Peer", "RemoteSource", "Source", "Storage", "list_objects", "local_path", "open_source", "read_file"),
     "read_object",
 ]
 
@@ -160,7 +153,7 @@ class Storage:
 
     def read_ahead(self, urls: Sequence[str]) -> Generator[bytes]:
         """Yield whole objects in order, read by concurrent requests. Close it to cancel them."""
-        return in_order(self.read, urls, deadline=self.deadline)
+        return in_order(self.read, urls)
 
     def local_path(self, url: str | os.PathLike[str], *, progress: bool | None = None) -> str:
         """See the function `local_path`."""
@@ -324,7 +317,6 @@ class RemoteSource:
             stop,
             block=how.block,
             parallel=how.parallel,
-            deadline=how.deadline,
             name=shown(self.url),
             spent=spent,
         )

@@ -1,23 +1,22 @@
 """Concurrent requests: `BlockStream` is a file that reads ahead, `read_ranges` reads parts of objects, `in_order` and
 `in_threads` call other functions of a store.
 
-Promises: all bytes and results in order, or an error; at most ``parallel`` blocks or objects in memory; closing leaves
-no thread that anybody waits for. In a forked child, a stream restarts its transfers.
+Promises: all bytes and results in order, or an error; waits have the deadlines of the transfers; at most ``parallel``
+blocks or objects in memory; closing leaves no thread that anybody waits for. In a forked child, a stream restarts its
+transfers.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from penstock.errors import StorageUnavailableError
 from penstock.storage.transfer import Cancel, submit
 
 if TYPE_CHECKING:
@@ -31,49 +30,36 @@ SMALL_REQUESTS = 48
 """The maximum number of concurrent small requests."""
 _OBJECTS = 16  # objects or ranges that are read concurrently
 _FIRST_PART = 16  # the first request of a stream is this fraction of a block
-_GRACE = 10.0  # seconds allowed beyond the deadline of a transfer
 _GAP = 4 << 10  # up to this many unneeded bytes between ranges are read to save a request
 
 T = TypeVar("T")
 R = TypeVar("R")
 Fetch = Callable[[int, int, Cancel], "bytes | bytearray | memoryview"]
-"""Returns the bytes ``[begin, end)``; raises after its deadline, or when it is cancelled."""
+"""Returns the bytes ``[begin, end)``; raises after a deadline of its own, or when it is cancelled."""
 
 
-class _Pending(Generic[T]):
-    """The future result of ``work(cancel)``, which runs in a thread of its own and ends within ``deadline`` seconds."""
-
-    def __init__(self, work: Callable[[Cancel], T], deadline: float) -> None:
-        self._until, self.cancel = time.monotonic() + deadline + _GRACE, Cancel()
-        self._future = submit(partial(work, self.cancel))
-
-    def result(self) -> T:
-        """Return the result when it has arrived; raise the error of the work."""
-        try:
-            return self._future.result(max(0.0, self._until - time.monotonic()))
-        except TimeoutError:
-            raise StorageUnavailableError("neither the requested bytes nor an error arrived; giving up") from None
+def _start(work: Callable[[Cancel], T]) -> tuple[Future[T], Cancel]:
+    """Call ``work(cancel)`` in a thread of its own; return its future result, and the signal that cancels it."""
+    cancel = Cancel()
+    return submit(partial(work, cancel)), cancel
 
 
-def in_order(
-    function: Callable[[T, Cancel], R], items: Sequence[T], *, deadline: float, parallel: int = _OBJECTS
-) -> Generator[R]:
+def in_order(function: Callable[[T, Cancel], R], items: Sequence[T], *, parallel: int = _OBJECTS) -> Generator[R]:
     """Yield the result of a function for each item, in order, from up to ``parallel`` concurrent calls.
 
-    ``deadline`` are the seconds within which a call ends. An error is raised at its position in the order. Closing the
-    generator cancels the calls.
+    An error is raised at its position in the order. Closing the generator cancels the calls.
     """
-    pending: deque[_Pending[R]] = deque()
+    pending: deque[tuple[Future[R], Cancel]] = deque()
     try:
         for item in items:
-            pending.append(_Pending(partial(function, item), deadline))
+            pending.append(_start(partial(function, item)))
             if len(pending) == parallel:
-                yield pending.popleft().result()
+                yield pending.popleft()[0].result()
         while pending:
-            yield pending.popleft().result()
+            yield pending.popleft()[0].result()
     finally:
-        for call in pending:
-            call.cancel.set()
+        for _, cancel in pending:
+            cancel.set()
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T], *, count: int = SMALL_REQUESTS) -> list[R]:
@@ -113,8 +99,7 @@ def read_ranges(wanted: Sequence[Range]) -> Iterator[bytes]:
             last.append(part)
         else:
             requests.append([part])
-    deadline = max((part.source.storage.deadline for part in wanted), default=0.0)
-    with closing(in_order(_read_neighbours, requests, deadline=deadline)) as answers:
+    with closing(in_order(_read_neighbours, requests)) as answers:
         for parts, data in zip(requests, answers, strict=True):
             first = parts[0].begin
             for part in parts:
@@ -138,7 +123,6 @@ class BlockStream(io.RawIOBase):
         parallel: maximum number of concurrent requests. At the start, and after a seek, one block is fetched in two
             requests, the first of them small so that it arrives soon; once that is consumed, all requests start. So
             reading a header fetches one block, and reading on loses no time.
-        deadline: seconds within which ``fetch`` ends.
         name: the name of the file.
         spent: called with a result of ``fetch`` when it is no longer needed.
 
@@ -157,15 +141,15 @@ class BlockStream(io.RawIOBase):
         *,
         block: int = BLOCK,
         parallel: int = PARALLEL,
-        deadline: float,
         name: str = "",
         spent: Callable[[Any], None] = lambda data: None,
     ) -> None:
         super().__init__()
         self.name, self._spent = name, spent
-        self._fetch, self._end, self._block, self._parallel, self._deadline = fetch, end, block, parallel, deadline
+        self._fetch, self._end, self._block, self._parallel = fetch, end, block, parallel
         self._pid = os.getpid()
-        self._blocks: deque[tuple[int, _Pending[Any]]] = deque()  # requested blocks with their first byte
+        # The first byte of each requested block, its content, and the signal that cancels the request.
+        self._blocks: deque[tuple[int, Future[Any], Cancel]] = deque()
         self._begin_at(begin)
 
     def readable(self) -> bool:
@@ -234,8 +218,8 @@ class BlockStream(io.RawIOBase):
     def _begin_at(self, position: int) -> None:
         """Cancel all requests, and start again at this position."""
         if os.getpid() == self._pid:
-            for _, block in list(self._blocks):  # another thread may change it
-                block.cancel.set()
+            for _, _, cancel in list(self._blocks):  # another thread may change it
+                cancel.set()
         self._blocks.clear()
         self._data = memoryview(b"")  # the current block
         self._position = self._base = self._next = position
@@ -268,9 +252,9 @@ class BlockStream(io.RawIOBase):
     def _next_block(self) -> None:
         while len(self._blocks) < self._window and self._next < self._end:
             stop = min(self._next + (self._sizes.pop() if self._sizes else self._block), self._end)
-            self._blocks.append((self._next, _Pending(partial(self._fetch, self._next, stop), self._deadline)))
+            self._blocks.append((self._next, *_start(partial(self._fetch, self._next, stop))))
             self._next = stop
-        begin, block = self._blocks[0]
+        begin, block, _ = self._blocks[0]
         try:
             data = memoryview(block.result())
         except BaseException:  # also Ctrl-C: the next read requests the block again
