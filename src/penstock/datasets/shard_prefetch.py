@@ -121,7 +121,10 @@ class ShardPrefetcher(LookAhead):
             there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
             whole = choose_copies(sizes, again, there, [object_name(shard.url) for shard in shards], room)
         columns = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
-        uses = [Use(shard.url, *use, shard.size, shard.stat) for shard, *use in columns]
+        uses = [
+            Use(shard.url, begin, stop, later, is_whole, shard.size, shard.stat)
+            for shard, begin, stop, later, is_whole in columns
+        ]
         index_uses = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
         return index_uses + sorted(uses, key=lambda use: use.first)
 

@@ -38,6 +38,8 @@ __all__ = ["ShardDataset"]
 class ArrivingShards(ArrivingSource):
     """Tar shards in a store, which may not be counted yet; once all are, `whole` is a `ShardSet`."""
 
+    _shards: Sequence[TarShard]
+
     def __init__(self, shards: Sequence[TarShard], shared: SharedFacts | None = None) -> None:
         super().__init__(shards, shared)
         self._set = ShardSet.of(self._shards)

@@ -330,7 +330,7 @@ class JsonFiles(FilesSource):
             index = self._index(number)
             (begin, first), (end, last) = index.frames[frame : frame + 2].tolist()
             name, data = str(index.copy), index.copied
-            if index.copy is None:
+            if data is None:
                 name, data = self._name(number), self.maps.array(number)
             piece = data.read_at(begin, end - begin) if isinstance(data, RemoteSource) else data[begin:end]
             text = decode_frame(name, piece, begin, last - first)
