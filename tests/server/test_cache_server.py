@@ -424,6 +424,32 @@ def test_a_copy_is_checked_once_for_requests_at_the_same_time(
     assert checked == [len(DATA)]
 
 
+def test_a_copy_that_takes_long_to_check_comes_from_the_store_meanwhile(
+    store: Store, first: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its server is not left alone for that."""
+    goes_on = threading.Event()
+
+    def slow(descriptor: int, size: int) -> Any:
+        goes_on.wait(HANG)
+        return hash_file(descriptor, size)
+
+    monkeypatch.setattr("penstock.server.copies.hash_file", slow)
+    monkeypatch.setattr("penstock.server.copies._CHECK_WAIT", 0.1)
+    with Server({}, cache=Cache(first)) as server:
+        client = CacheClient(server.address, timeout=60)
+        copy = Storage(cache=tmp_path / "second", peer=client).local_path(url_of(store))
+        assert Path(copy).read_bytes() == DATA
+        goes_on.set()
+        target = memoryview(bytearray(1000))
+        until = time.monotonic() + HANG
+        while not client.read(Cache.key(RemoteSource(url_of(store))), 0, target, Cancel()):
+            assert time.monotonic() < until
+        assert bytes(target) == DATA[:1000]
+        client.close()
+    assert warnings(caplog) == []
+
+
 @pytest.mark.parametrize(
     ("values", "digest"),
     [

@@ -21,6 +21,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from typing import Unpack
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from penstock.server.protocol import Block, encode_block
 from penstock.server.servers import Access, Servers
 from penstock.storage.cache import Cache
 from penstock.storage.download import PIECE, hash_file
+from penstock.storage.files import File
 from penstock.storage.transfer import Cancel
 
 __all__ = ["CACHE", "CacheClient", "Copies", "hash_of"]
@@ -42,6 +44,7 @@ CACHE = "(cache)"
 """The name for counting copies, used like a dataset name."""
 
 _log = logging.getLogger(__name__)
+_CHECK_WAIT = 5.0  # seconds for which a request waits for the check of a copy, less than the client waits
 _REST = 60.0  # seconds for which a failed server is skipped
 _HASH = b"penstock-xxh3"  # the key of the hash in the metadata of the answer's schema
 
@@ -63,8 +66,8 @@ class Copies:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._sound: set[tuple[str, int]] = set()  # keys and inodes of checked copies
-        self._checks: dict[tuple[str, int], threading.Lock] = {}
+        self._checks: dict[tuple[str, int], Future[bool]] = {}  # whether a copy is sound, by key and inode
+        self._lock = threading.Lock()
 
     def read(self, block: Block) -> pa.RecordBatch:
         """Return the bytes of a block, at most 4 MiB; no value if the copy does not exist.
@@ -73,7 +76,7 @@ class Copies:
             TicketError: the copy has no such block.
             StorageError: its bytes are not those that were downloaded.
 
-        The first request for a copy reads all of it, to check its hash.
+        The first request for a copy begins to check its hash. While that takes long, the copy does not exist.
         """
         found = self._cache.find_key(block.copy)
         if found is None:
@@ -83,19 +86,35 @@ class Copies:
         if first >= file.size:
             raise TicketError(f"block {block.number} was requested of a copy of {file.size} bytes")
         version = block.copy, os.fstat(file.fileno()).st_ino
-        if version not in self._sound:
-            with self._checks.setdefault(version, threading.Lock()):  # the requests that arrive meanwhile wait
-                if version not in self._sound and hash_file(file.fileno(), file.size).hexdigest() != expected:
-                    raise StorageError(
-                        f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock "
-                        "cache verify there"
-                    )
-                self._sound.add(version)
+        with self._lock:
+            check = self._checks.get(version)
+            if check is None:
+                check = self._checks[version] = Future()
+                arguments = check, file, expected
+                threading.Thread(target=_check, args=arguments, name="penstock-check", daemon=True).start()
+        wait([check], _CHECK_WAIT)
+        if not check.done():
+            return _answer(pa.array([], pa.large_binary()), "")
+        if check.exception() is not None or not check.result():
+            self._checks.pop(version, None)  # the next request checks again
+        if not check.result():
+            raise StorageError(
+                f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock cache "
+                "verify there"
+            )
         # Not mapped: a truncated file would kill the process by a signal.
         data = os.pread(file.fileno(), min(PIECE, file.size - first), first)
         bounds = struct.pack("=qq", 0, len(data))
         buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]  # pa.array would copy the bytes
         return _answer(pa.Array.from_buffers(pa.large_binary(), 1, buffers), xxhash.xxh3_64_hexdigest(data))
+
+
+def _check(check: Future[bool], file: File, expected: str) -> None:
+    """Find out whether a copy has the bytes that were downloaded."""
+    try:
+        check.set_result(hash_file(file.fileno(), file.size).hexdigest() == expected)
+    except BaseException as error:
+        check.set_exception(error)
 
 
 def _answer(values: pa.Array, digest: str) -> pa.RecordBatch:
