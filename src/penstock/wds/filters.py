@@ -89,6 +89,11 @@ def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exce
         f: a function of one sample.
         handler: handles errors of ``f``, such as `warn_and_continue`; by default they are raised.
     """
+    return _each(data, handler, f, is_map=True)
+
+
+def _each(data: Samples, handler: Handler, f: Callable[[Any], Any], *, is_map: bool = False) -> Iterator[Any]:
+    """Apply ``f`` to each sample; errors go to the handler. ``is_map``: with the rules of `_map` for its results."""
     for sample in data:
         try:
             result = f(sample)
@@ -96,22 +101,11 @@ def _map(data: Samples, f: Callable[[Any], Any], handler: Handler = reraise_exce
             if settle(handler, error):
                 continue
             return
-        if result is None:
-            continue
-        if isinstance(sample, dict) and isinstance(result, dict) and "__key__" in sample:
-            result["__key__"] = sample["__key__"]
-        yield result
-
-
-def _each(data: Samples, handler: Handler, f: Callable[[Any], Any]) -> Iterator[Any]:
-    """Apply ``f`` to each sample; errors go to the handler."""
-    for sample in data:
-        try:
-            result = f(sample)
-        except Exception as error:
-            if settle(handler, error):
+        if is_map:
+            if result is None:
                 continue
-            return
+            if isinstance(sample, dict) and isinstance(result, dict) and "__key__" in sample:
+                result["__key__"] = sample["__key__"]
         yield result
 
 
@@ -323,20 +317,11 @@ def decode(*args: Any, handler: Handler = reraise_exception, **kw: Any) -> Filte
     return FilterFunction(_map, Decoder(args, **kw), handler=handler)
 
 
-def _decode_bin(stream: Any) -> bytes:
-    data: bytes = stream.read()
-    return data
-
-
-def _decode_text(stream: Any) -> str:
-    return str(stream.read().decode("utf-8"))
-
-
-def _decode_pickle(stream: Any) -> Any:
-    return unpickle_loads(stream.read())
-
-
-_XDEFAULTS = (("*.bin", _decode_bin), ("*.txt", _decode_text), ("*.pyd", _decode_pickle))
+_XDEFAULTS = (
+    ("*.bin", lambda stream: stream.read()),
+    ("*.txt", lambda stream: stream.read().decode("utf-8")),
+    ("*.pyd", lambda stream: unpickle_loads(stream.read())),
+)
 
 
 @memoryless
@@ -379,7 +364,6 @@ class slice(Stage):
         self.numbers = (start or 0, stop, step or 1)
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         return CountedStep(source, self._some, own)
 
     def _some(self, source: Step, count: int) -> Iterator[tuple[int, Any]]:
@@ -402,7 +386,6 @@ class rsample(Stage):
         self.p = p
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         key = context.key("rsample", common=False)
         limit = int(self.p * (1 << 64))
 
@@ -504,7 +487,6 @@ class Unpack(Stage):
         self.items = items
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         return FlatMapStep(source, self._numbered, own)
 
     def _numbered(self, batch: Any, position: int | None) -> Iterator[tuple[int, Any]]:
@@ -591,9 +573,8 @@ class LMDBCached(PipelineStage):
 
     @staticmethod
     def _write(base: Any, chunk: list[tuple[bytes, bytes]]) -> None:
-        with base.begin(write=True) as txn:
-            for key, value in chunk:
-                txn.put(key, value)
+        with base.begin(write=True) as txn, txn.cursor() as cursor:
+            cursor.putmulti(chunk)
 
 
 # ------------------------------------------------------------------ printing and logging

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
@@ -138,7 +137,7 @@ def open_steps(stages: list[Any], context: Context, cursor: list[Any] | None) ->
         if isinstance(stage, Stage):
             step = stage.begin(step, context._replace(place=number), entries[number])
         elif getattr(stage, "memoryless", False):
-            step = MemorylessStep(step, partial(_apply, stage))
+            step = MemorylessStep(step, stage)
         else:
             step = ReplayedStep(step, stage, entries[number])
     return step
@@ -218,10 +217,10 @@ class IteratorStep(Step):
     """A plain iterator, which cannot be reopened: its cursor records only that it has been started."""
 
     def __init__(self, items: Any) -> None:
-        self._items = _iterate(items)
+        self._next = _iterate(items).__next__
 
     def __next__(self) -> Any:
-        return next(self._items)
+        return self._next()
 
     def cursor(self) -> list[Any]:
         return [True]
@@ -230,10 +229,9 @@ class IteratorStep(Step):
 class MemorylessStep(Step):
     """A stage that holds nothing between two items."""
 
-    def __init__(self, source: Step, function: Callable[[Step], Iterator[Any]]) -> None:
+    def __init__(self, source: Step, stage: Any) -> None:
         self._source = source
-        self._items = iter(function(source))
-        self._next = self._items.__next__
+        self._next = _apply(stage, source).__next__
 
     def __next__(self) -> Any:
         return self._next()

@@ -88,7 +88,6 @@ class SimpleShardList(Source):
         return len(self.urls)
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """Open the list as the first stage of a pipeline."""
         urls = self.urls
         if not self.shuffle and (self.seed is None or self.seed is False):
             return _ShardStep(urls.__getitem__, len(urls), own)
@@ -133,7 +132,6 @@ class ResampledShards(Source):
         return self.begin_source(default_context()._replace(epoch=self.epoch), None)
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """Open the list as the first stage of a pipeline."""
         key = mix(context.key("resampled", common=self.worker_seed is not None), self.seed)
         if self.worker_seed is not None:
             key = mix(key, self.worker_seed())
@@ -220,7 +218,6 @@ class DirectoryShardList(Source):
         self._closed = threading.Event()
 
     def begin_source(self, context: Context, own: Any) -> Step:
-        """Open the list as the first stage of a pipeline."""
         if own is not None:
             raise StateError(
                 f"{self.path} is a watched folder, whose shards may have changed: it cannot resume from a "
@@ -370,7 +367,6 @@ class _Split(_Named):
         self.part = part
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         index, total = (0, 1) if source.taken else self.part(context.world, context.worker)
         step = CountedStep(source, lambda src, had: _every(src, had, index, total), own)
         step.taken = source.taken
@@ -409,7 +405,6 @@ class _Check(_Named):
         self.message = message
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         return CountedStep(source, self._all, own)
 
     def _all(self, src: Iterable[Any], had: int) -> Iterator[tuple[int, Any]]:

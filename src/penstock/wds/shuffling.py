@@ -47,7 +47,6 @@ class Shuffle(Stage):
         self.seed = rng.getrandbits(63) if rng is not None else seed
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         return _ShuffleStep(source, self, context, own)
 
 
@@ -222,7 +221,6 @@ class detshuffle(Shuffle):
         self.epoch = epoch
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         self.epoch = context.epoch
         return super().begin(source, context, own)
 

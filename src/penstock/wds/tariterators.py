@@ -65,7 +65,6 @@ class tarfile_to_samples(Stage):
         self.cache_dir, self.cache_size, self.allow = cache_dir, cache_size, allow
 
     def begin(self, source: Step, context: Context, own: Any) -> Step:
-        """Return a `Step` over the source."""
         return FlatMapStep(source, self.samples, own)
 
     def samples(self, shard: Any, position: Any) -> Iterator[tuple[int, Sample]]:
@@ -190,22 +189,10 @@ def tar_file_iterator(
     url: str = "",
 ) -> Iterator[dict[str, Any]]:
     """Yield the files of a tar archive: ``{"fname": name, "data": bytes}``."""
-    with contextlib.suppress(EndOfStream):
-        yield from _files(fileobj, handler, select_files, rename_files, url)
-
-
-def _files(
-    fileobj: BinaryIO, handler: Handler, select_files: Names | None, rename_files: Renames | None, url: str
-) -> Iterator[dict[str, Any]]:
-    """Yield the files of a tar archive; raise `EndOfStream` when the handler returns False."""
-    try:
-        for member, data in named_members(open_stream(fileobj), url, select_files, rename_files):
-            name = member.name
-            if member.kind == "file" and not (name.startswith("__") and name.partition("/")[0].endswith("__")):
-                yield {"fname": name, "data": data}
-    except (ShardError, OSError) as error:
-        if not settle(handler, _as_tarfile(error)):
-            raise EndOfStream from error
+    opened = [{"stream": fileobj, "url": url}]
+    for file in tar_file_expander(opened, handler, select_files, rename_files):
+        del file["__url__"]
+        yield file
 
 
 def tar_file_expander(
@@ -219,13 +206,17 @@ def tar_file_expander(
     for source in data:
         url, path = source["url"], source.get("local_path")
         try:
-            for file in _files(source["stream"], handler, select_files, rename_files, url):
-                file["__url__"] = url
+            for member, content in named_members(open_stream(source["stream"]), url, select_files, rename_files):
+                name = member.name
+                if member.kind != "file" or (name.startswith("__") and name.partition("/")[0].endswith("__")):
+                    continue
+                file = {"fname": name, "data": content, "__url__": url}
                 if path is not None:
                     file[LOCAL_PATH] = path
                 yield file
-        except EndOfStream:
-            return
+        except (ShardError, OSError) as error:
+            if not settle(handler, _as_tarfile(error)):
+                return
         if eof_value is not None:
             yield eof_value
 
