@@ -10,6 +10,7 @@ from interpreter_support import FULL
 from shard_support import FORMATS, make_tar, reseal
 
 from penstock.errors import ShardError
+from penstock.shards.archive import Archive
 from penstock.shards.runs import scan_runs
 from penstock.shards.tar import walk
 
@@ -34,8 +35,9 @@ def test_headers(format: str) -> None:
         try:
             members = list(walk(bytes(changed), "u"))
             if number % 8 == 0:
-                for run in scan_runs(bytes(changed), "u"):
-                    list(run.samples(bytes(changed), "u"))
+                archive = Archive(bytes(changed))
+                for run in scan_runs(archive, "u"):
+                    list(run.samples(archive, "u"))
         except ShardError as error:
             wrong += 1
             assert "u: " in str(error)  # noqa: PT017

@@ -50,7 +50,8 @@ def slow(data: bytes, handler: Handler | None = None) -> Any:
 
 
 def fast(data: bytes, handler: Handler | None = None) -> Any:
-    return outcome(s for run in scan_runs(data, "u", handler=handler) for s in run.samples(data, "u"))
+    archive = Archive(data)
+    return outcome(s for run in scan_runs(archive, "u", handler=handler) for s in run.samples(archive, "u"))
 
 
 def stepwise(data: bytes) -> Iterator[Member]:
@@ -221,7 +222,8 @@ def test_joining_names_of_several_widths() -> None:
 
 def test_start_in_the_middle() -> None:
     data = make_tar(samples(10), mtime=1.5)
-    header = next(iter(scan_runs(data, "u"))).files.header[8]
-    got: list[Sample] = [s for run in scan_runs(data, "u", start=int(header)) for s in run.samples(data, "u")]
+    archive = Archive(data)
+    header = next(iter(scan_runs(archive, "u"))).files.header[8]
+    got: list[Sample] = [s for run in scan_runs(archive, "u", start=int(header)) for s in run.samples(archive, "u")]
     assert [s["__key__"] for s in got] == [f"s{i:05d}" for i in range(4, 10)]
     assert io.BytesIO(data).read(1)

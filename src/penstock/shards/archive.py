@@ -22,14 +22,14 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import zstandard
 
 from penstock.errors import PenstockError, ShardError, ShardIOError, TruncatedShardError
 from penstock.storage.files import File
 
-__all__ = ["BLOCK", "UNKNOWN", "Archive", "Buffer", "Source", "Stream"]
+__all__ = ["BLOCK", "UNKNOWN", "Archive", "Source", "Stream"]
 
 BLOCK = 512
 """Bytes of a header; data is padded to a multiple of them."""
@@ -40,44 +40,19 @@ UNKNOWN = 1 << 63
 _CHUNK = 16 << 20  # bytes read at a time, so that a corrupt size does not allocate huge memory
 
 
-class Buffer(Protocol):
-    """An archive in memory: bytes, a memoryview, an mmap, or any other object with a length and slices."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
-
-
 class Archive:
-    """An archive in a file or in memory. ``len`` is its size; slices are bytes.
+    """An archive in a file or in memory.
 
     Args:
-        source: an open shard, or the bytes of the archive, which never change.
+        source: an open shard, or the bytes of the archive.
     """
 
-    def __init__(self, source: File | Buffer) -> None:
-        self._file: File | _Sliced | None = None
-        self.data = b""
-        if isinstance(source, bytes):
-            self.data, self.size = source, len(source)
-        else:
-            self._file = source if isinstance(source, File) else _Sliced(source)
-            self.size = self._file.size
+    def __init__(self, source: File | bytes) -> None:
+        self._file, self.data = (source, b"") if isinstance(source, File) else (None, source)
         self.begin, self.end = 0, len(self.data)
+        self.size = self.end if self._file is None else self._file.size
         self.small: dict[int, bytes] = {}
         """Data of small members that was read with their headers, by its offset."""
-
-    @classmethod
-    def of(cls, source: Archive | Buffer) -> Archive:
-        """Return the source if it is an archive, else an archive of these bytes."""
-        return source if isinstance(source, Archive) else cls(source)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, part: slice) -> bytes:
-        begin, end, _ = part.indices(self.size)
-        return self.read(begin, max(begin, end))
 
     def hold(self, begin: int, end: int) -> memoryview:
         """Read a chunk into memory, in place of the previous one, and return a view of it.
@@ -112,7 +87,7 @@ class Archive:
 
     def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
         """Yield the bytes ``[begin, end)`` of a file in chunks, each valid until the next one. Raises as `read`."""
-        assert isinstance(self._file, File)
+        assert self._file is not None
         first, last = (min(max(begin, at), end) for at in (self.begin, self.end))
         yield from self._file.pieces(begin, first)
         yield memoryview(self.data)[first - self.begin : last - self.begin]
@@ -125,21 +100,8 @@ class Archive:
 
     def fetch_ahead(self, begin: int, end: int) -> None:
         """Ask the system to read these bytes ahead in one request, unless they are in memory."""
-        if isinstance(self._file, File) and not self._file.is_cached(min(end, self.size) - 1):
+        if self._file is not None and not self._file.is_cached(min(end, self.size) - 1):
             self._file.fetch_ahead(begin, end)
-
-
-class _Sliced:
-    """A buffer with the interface of a `File`."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self._buffer, self.size = buffer, len(buffer)
-
-    def read_exact(self, count: int, position: int) -> bytes:
-        return bytes(self._buffer[position : position + count])
-
-    def check(self) -> None:
-        """Do nothing: a buffer does not change."""
 
 
 class Stream:

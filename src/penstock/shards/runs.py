@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ShardError
-from penstock.shards.archive import Archive, Buffer
+from penstock.shards.archive import Archive
 from penstock.shards.grouping import KEY, URL, Handler, Sample, duplicate, split_name
 from penstock.shards.tar import decode_name
 from penstock.shards.window import Bytes, Ints, Members, scan, texts
@@ -70,7 +70,7 @@ class Run(NamedTuple):
         """Return the keys."""
         return texts(self.keys, self.key_lengths)
 
-    def samples(self, source: Archive | Buffer, url: str) -> Iterator[Sample]:
+    def samples(self, archive: Archive, url: str) -> Iterator[Sample]:
         """Yield the samples with their data as bytes.
 
         Raises:
@@ -80,7 +80,7 @@ class Run(NamedTuple):
         Data that the archive holds in memory has been checked. Other data is read from the file for several samples at
         a time, and checked after that.
         """
-        archive, keys, columns = Archive.of(source), self.key_texts(), self._columns()
+        keys, columns = self.key_texts(), self._columns()
         data, base, limit = archive.data, archive.begin, archive.end
         if len(columns) not in (1, 2):
             yield from self._any(archive, url, keys, 0, self.total)
@@ -138,7 +138,7 @@ class Run(NamedTuple):
 
 
 def scan_runs(
-    source: Archive | Buffer,
+    archive: Archive,
     url: str,
     *,
     start: int = 0,
@@ -149,7 +149,7 @@ def scan_runs(
     """Yield all samples of an archive in order.
 
     Args:
-        source: the archive.
+        archive: the archive.
         url: its name, for messages.
         start: the first header byte of the first sample.
         require_end: see `walk`.
@@ -160,7 +160,6 @@ def scan_runs(
         TruncatedShardError, ShardError: as from `walk` and `group`. Complete samples precede the error.
     """
     known = Extensions() if extensions is None else extensions
-    archive = Archive.of(source)
     waiting: list[Members] = []
     held = 0  # files of the sample that may continue, from earlier windows
     scanned = scan(archive, url, start=start, require_end=require_end)

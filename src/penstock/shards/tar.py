@@ -24,10 +24,11 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from typing import BinaryIO, Literal, NamedTuple
 
 from penstock.errors import ShardError, TruncatedShardError
-from penstock.shards.archive import BLOCK, Archive, Buffer, Source, Stream
+from penstock.shards.archive import BLOCK, Archive, Source, Stream
 from penstock.storage.urls import shown
 
 __all__ = ["Kind", "Member", "decode_name", "member_at", "rounded", "walk", "walk_stream"]
@@ -70,11 +71,13 @@ class Member(NamedTuple):
     end: int
 
 
-def walk(buffer: Archive | Buffer, shard: str, *, start: int = 0, require_end: bool = True) -> Iterator[Member]:
+def walk(
+    buffer: bytes | memoryview | mmap, shard: str, *, start: int = 0, require_end: bool = True
+) -> Iterator[Member]:
     """Yield all members of a tar archive, in order.
 
     Args:
-        buffer: the archive.
+        buffer: the archive; it is copied unless it is bytes.
         shard: its name, for messages.
         start: the byte to begin at, which must be the first header of a member.
         require_end: whether an archive without the end mark (two blocks of zeros) is an error: it may be truncated.
@@ -84,7 +87,7 @@ def walk(buffer: Archive | Buffer, shard: str, *, start: int = 0, require_end: b
 
     Cost: 3 microseconds a member.
     """
-    return _each_member(Archive.of(buffer), shown(shard), start, require_end=require_end)
+    return _each_member(Archive(bytes(buffer[:])), shown(shard), start, require_end=require_end)
 
 
 def walk_stream(
