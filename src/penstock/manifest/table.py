@@ -383,7 +383,7 @@ class Manifest:
         first = self._parts[0]
         if not isinstance(first, ParsedPart):
             raise ManifestError(f"{first.path} has columns and not lines, so it has no raw text; use take")
-        return self.gather(indices).column(0)
+        return first.raw(self._rows(indices)) if self._only is not None else self.gather(indices).column(0)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a whole column. Memory: the column, about 16 bytes and the text for each row."""
