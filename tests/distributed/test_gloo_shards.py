@@ -14,9 +14,10 @@ from store_server import Store
 
 import penstock as ps
 from penstock.shards import arriving
-from penstock.shards.shardset import build, write_indexes
+from penstock.shards.shardset import build
 from penstock.shards.tar_shard import TarShard
 from penstock.storage import Cache, Storage
+from penstock.tools.shard_indexes import write_indexes
 
 
 def make(url: str, place: Path, *, last: int = 6, **options: Any) -> ps.DataLoader[Any]:

@@ -21,7 +21,7 @@ from penstock.images.sample_record import SampleRecord
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
-from penstock.shards.arriving import ArrivingSource, SharedFacts
+from penstock.shards.arriving import ArrivingSource
 from penstock.shards.decode import chained
 from penstock.shards.exchange import agree_on
 from penstock.shards.first_epoch import ShardSamples, WindowPlan, check_window_shards
@@ -40,7 +40,7 @@ class ArrivingShards(ArrivingSource):
 
     _shards: Sequence[TarShard]
 
-    def __init__(self, shards: Sequence[TarShard], shared: SharedFacts | None = None) -> None:
+    def __init__(self, shards: Sequence[TarShard], shared: str | None = None) -> None:
         super().__init__(shards, shared)
         self._set = ShardSet.of(self._shards)
 

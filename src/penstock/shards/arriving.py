@@ -17,6 +17,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, SupportsIndex
 
@@ -35,7 +36,7 @@ from penstock.storage.transfer import Cancel
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
-__all__ = ["ADVICE", "Arrivals", "ArrivingSource", "SharedFacts", "unknown_length"]
+__all__ = ["ADVICE", "Arrivals", "ArrivingSource", "unknown_length"]
 
 _PEER_TIMEOUT_S = 10.0  # after which this rank counts the shards of another rank itself
 
@@ -81,7 +82,8 @@ class Arrivals:
     def count(self, numbers: Iterable[int]) -> None:
         """Count shards whose samples are not needed, and send their facts to the other ranks."""
         self._only_facts, self._own = True, set(numbers)
-        news = [number for number in numbers if self._shards[number].facts is None or self._is_unsent(number)]
+        unsent = set() if self._exchange is None else self._own - self._sent
+        news = [number for number in numbers if number in unsent or self._shards[number].facts is None]
         self._fetcher.follow([self._use(number) for number in news], position=self.position)
 
     def advance(self, position: int) -> None:
@@ -125,9 +127,6 @@ class Arrivals:
         """Return the use of a shard; one that is only counted is never needed."""
         return Use(self._shards[number].url, first, last, fetch=partial(self._bring, number))
 
-    def _is_unsent(self, number: int) -> bool:
-        return self._exchange is not None and number not in self._sent
-
     def _bring(self, number: int, only_later: bool, cancel: Cancel) -> None:
         shard = self._shards[number]
         only_facts = self._only_facts or number not in self._own
@@ -140,48 +139,23 @@ class Arrivals:
             shard.fetch(cancel)
 
 
-class SharedFacts:
-    """The facts of all shards in a derived file, shared by the processes of a machine that have this object."""
-
-    def __init__(self) -> None:
-        self._name = f"facts-{secrets.token_hex(8)}.json"
-
-    def write(self, facts: Sequence[Facts]) -> None:
-        """Write the facts of all shards. If the disk is full or read-only, other processes read the shards."""
-        path = derived_path("shards", self._name)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with write_derived(path) as file:
-                file.write(json.dumps([one.to_json() for one in facts]).encode())
-        except OSError as error:
-            if error.errno not in UNWRITABLE:
-                raise
-
-    def read(self) -> list[Facts]:
-        """Return the facts; none if they were not written, or were written on another machine."""
-        try:
-            return [Facts.of_json(one) for one in json.loads(derived_path("shards", self._name).read_bytes())]
-        except OSError:
-            return []
-
-
 class ArrivingSource(abc.ABC):
     """Files in a store, which may not be counted yet.
 
     Args:
         shards: the files.
-        shared: shares the counts with other processes of the machine; by default with those that unpickle this object.
+        shared: name of a file for the counts, shared with the processes of the machine that unpickle this object.
 
     Once `complete`, ``len``, rows and fingerprint are those of `whole`. Memory: some hundred bytes a file.
     """
 
-    def __init__(self, shards: Sequence[ShardFile], shared: SharedFacts | None = None) -> None:
+    def __init__(self, shards: Sequence[ShardFile], shared: str | None = None) -> None:
         self.urls = [shard.url for shard in shards]
         # A file that is named twice is one object, which is fetched and counted once.
         named = {shard.url: shard for shard in shards}
         self._shards: Sequence[ShardFile] = [named[url] for url in self.urls]
         self._arrivals: Arrivals | None = None
-        self._shared = shared or SharedFacts()
+        self._shared = shared or f"facts-{secrets.token_hex(8)}.json"
         self._missing = self._uncounted()
 
     @abc.abstractmethod
@@ -203,8 +177,19 @@ class ArrivingSource(abc.ABC):
         if self._missing:
             self._missing = [number for number in self._missing if self._shards[number].facts is None]
             if not self._missing:
-                self._shared.write(self.facts(range(len(self.urls))))
+                self._share_facts()
         return not self._missing
+
+    def _share_facts(self) -> None:
+        """Write the facts for workers that began before. If the disk is full or read-only, they read the shards."""
+        path = derived_path("shards", self._shared)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with write_derived(path) as file:
+                file.write(json.dumps([shard.facts.to_json() for shard in self._shards]).encode())
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
 
     def facts(self, shards: Iterable[int]) -> list[Any]:
         """Return the facts of counted shards."""
@@ -294,7 +279,9 @@ class ArrivingSource(abc.ABC):
         All shards must be counted, though this process may have started before that.
         """
         if not self.complete:
-            self._learn(enumerate(self._shared.read()))
+            with suppress(OSError):  # they were not written, or were written on another machine
+                found = json.loads(derived_path("shards", self._shared).read_bytes())
+                self._learn(enumerate(map(Facts.of_json, found)))
             self.finish(0, 1)
         return list(self.whole.records(indices))
 

@@ -13,35 +13,32 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Self, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ShardError, ShardIOError
 from penstock.images.sample_record import SampleRecord
 from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
 from penstock.progress import progress_bar
 from penstock.shards.grouping import Sample
-from penstock.shards.index import SUFFIX, ShardIndex
+from penstock.shards.index import ShardIndex
 from penstock.shards.shard_file import Facts, StoredShard, pack_rows, split_rows
 from penstock.shards.tar_shard import OpenShard, TarShard, read_samples
-from penstock.storage import Storage, io_error, is_remote, write_atomically
+from penstock.storage import Storage, is_remote
 from penstock.storage.file_pool import FilePool
 from penstock.storage.names import Urls, expand_versions
 from penstock.storage.stream import in_threads
-from penstock.storage.transfer import Cancel, Stat
-from penstock.storage.urls import listed, path_of
+from penstock.storage.transfer import Stat
+from penstock.storage.urls import listed
 from penstock.wording import counted
 
-__all__ = ["ShardSet", "build", "find_shards", "write_beside", "write_indexes"]
+__all__ = ["ShardSet", "build", "find_shards"]
 
-_COPIES, _SHARDS = 4, 8  # shards copied at a time, and shards read while indexes are written into the store
+_COPIES = 4  # shards copied at a time
 _DESCRIPTORS = 4  # that an open shard takes: of itself and of its indexes, one for images included
 _AT_ONCE, _SMALL = 32, 32 << 10  # while iterating: samples of at most 32 KiB that are read between two checks of a file
 
@@ -295,59 +292,3 @@ def build(shards: Sequence[TarShard], *, progress: bool | None = None) -> None:
                 shard.obtain(progress=advance)
         remote = [shard for shard in missing if shard.path is None]
         in_threads(lambda shard: shard.obtain(progress=advance), remote, count=_COPIES)
-
-
-def write_beside(shards: Sequence[TarShard], *, force: bool = False, progress: bool | None = None) -> int:
-    """Ensure that the store has indexes beside shards, several at a time; return how many were written.
-
-    ``force`` writes them again.
-
-    Raises:
-        StorageError: the store fails; written indexes stay, and the next call continues.
-        ShardError: a shard is damaged or compressed.
-    """
-    cancel, written = Cancel(), 0
-
-    def write(shard: TarShard) -> bool:
-        if not force and shard.look_beside():
-            return False
-        shard.obtain(cancel=cancel)
-        shard.put_index(shard.index())
-        return True
-
-    with (
-        ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
-        progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
-    ):
-        try:
-            for is_written in pool.map(write, shards):
-                written += is_written
-                advance(1)
-        except BaseException:
-            cancel.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return written
-
-
-def write_indexes(shards: Iterable[TarShard], folder: Path) -> None:
-    """Write the indexes of shards as ``NAME.pidx`` into a folder, to be copied beside the shards elsewhere.
-
-    Raises:
-        ShardError: two shards have the same name.
-        ShardIOError: the folder cannot be written to.
-    """
-    written: set[str] = set()
-    for shard in shards:
-        name = os.path.basename(path_of(shard.url) or shard.url.partition("?")[0]) + SUFFIX
-        if name in written:
-            raise ShardError(
-                f"two shards have an index named {name}: write the indexes of each folder into a separate one"
-            )
-        written.add(name)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with write_atomically(folder / name) as file:
-                file.write(shard.index().path.read_bytes())
-        except OSError as error:
-            raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error

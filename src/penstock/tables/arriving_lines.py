@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.order.permutation import Indices
-from penstock.shards.arriving import ArrivingSource, SharedFacts
+from penstock.shards.arriving import ArrivingSource
 from penstock.storage import Storage
 from penstock.storage.mapped import MappedFile
 from penstock.storage.names import with_versions
@@ -26,7 +26,7 @@ class ArrivingLines(ArrivingSource):
         lines: the same files; versions that are known are set.
     """
 
-    def __init__(self, shards: list[LineShard], shared: SharedFacts | None, lines: JsonFiles) -> None:
+    def __init__(self, shards: list[LineShard], shared: str | None, lines: JsonFiles) -> None:
         super().__init__(shards, shared)
         self._lines = lines
 

@@ -95,11 +95,12 @@ def index(
     --out. A stopped run continues when run again.
     """
     from penstock.shards.index import index_path
-    from penstock.shards.shardset import build, write_beside, write_indexes
+    from penstock.shards.shardset import build
     from penstock.shards.tar_shard import TarShard
     from penstock.storage.names import expand_versions
     from penstock.storage.urls import is_remote, path_of
     from penstock.tools.check_shards import count_samples
+    from penstock.tools.shard_indexes import write_beside, write_indexes
 
     found = expand_versions(_shards_of(urls))
     names = [name for name, _ in found]
