@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from full_run import full_only
 
-from penstock.errors import StorageAuthError, StorageError, StorageNotFoundError
+from penstock.errors import StorageAuthError, StorageChangedError, StorageError, StorageNotFoundError
 from penstock.storage import Cache, Storage, open_source, read_object
 
 DATA = os.urandom(100_000)
@@ -177,3 +177,19 @@ def test_https_does_not_become_http(server: Any, tmp_path: Path) -> None:
         storage.read(secure.replace("a.bin", "down"))
     with pytest.raises(StorageError, match="certificate is not trusted"):
         QUICK.read(secure)
+
+
+def test_the_beginning_of_an_object(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that is replaced meanwhile is an error; an empty object is not."""
+    storage = Storage()
+    assert storage.read_begin(server.put("a.bin", b"abc"), 2)[0] == b"ab"
+    data, stat = storage.read_begin(server.put("empty.bin", b""), 2)
+    assert (data, stat.size) == (b"", 0)
+
+    def replaced(*_: Any, **__: Any) -> None:
+        raise StorageChangedError("replaced")
+
+    url = server.put("b.bin", b"abc")
+    monkeypatch.setattr("penstock.storage.remote.transfer", replaced)
+    with pytest.raises(StorageChangedError, match="replaced"):
+        storage.read_begin(url, 2)

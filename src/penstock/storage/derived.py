@@ -208,11 +208,7 @@ def load_or_write(paths: Sequence[Path], load: Callable[[Path], T | None], write
 
 @contextlib.contextmanager
 def write_derived(path: Path) -> Iterator[BinaryIO]:
-    """Write a file as `write_atomically` does; if it is a derived file, evict others afterwards.
-
-    Raises:
-        OSError: the disk fails or is full.
-    """
+    """Write a file as `write_atomically` does; if it is a derived file, evict others afterwards."""
     with write_atomically(path) as file:
         yield file
     count_growth(path, path.stat().st_size)

@@ -155,10 +155,8 @@ def with_versions(
 
     Up to 48 objects are looked up by themselves, all at once. For more, their folders are listed, which takes one
     request for 1,000 objects. The version stays unknown for more objects of a web server, which cannot list them, or of
-    a store that refuses to, and for objects that do not exist: the first read determines it.
-
-    Raises:
-        StorageUnavailableError: the store does not answer.
+    a store that refuses to, and for objects that do not exist: the first read determines it. StorageUnavailableError:
+    the store does not answer.
     """
     from penstock.storage.remote import RemoteSource, list_objects
     from penstock.storage.stream import SMALL_REQUESTS, in_threads
