@@ -73,7 +73,7 @@ def penstock_tar(kind: str) -> Callable[[str, str], Epoch]:
     """Tar shards, with indexes beside them or without."""
 
     def peer(address: str, cache: str) -> Epoch:
-        from penstock.datasets import ShardDataset
+        from penstock.datasets.shards import ShardDataset
 
         return penstock_loader(ShardDataset(shards(address, kind, "tar"), cache_dir=cache, load=jpeg, progress=False))
 
@@ -81,13 +81,13 @@ def penstock_tar(kind: str) -> Callable[[str, str], Epoch]:
 
 
 def penstock_mds(address: str, cache: str) -> Epoch:
-    from penstock.datasets import MDSDataset
+    from penstock.datasets.mds import MDSDataset
 
     return penstock_loader(MDSDataset(f"{address}/data/mds", cache_dir=cache, load=jpeg))
 
 
 def penstock_parquet(address: str, cache: str) -> Epoch:
-    from penstock.datasets import TableDataset
+    from penstock.datasets.tables import TableDataset
     from penstock.storage import Storage
 
     files = shards(address, "parquet", "parquet")
@@ -96,7 +96,7 @@ def penstock_parquet(address: str, cache: str) -> Epoch:
 
 def penstock_lines(address: str, cache: str) -> Epoch:
     """JSON lines, which hold the images in base64."""
-    from penstock.datasets import TableDataset
+    from penstock.datasets.tables import TableDataset
     from penstock.storage import Storage
 
     files = shards(address, "lines", "jsonl")

@@ -21,7 +21,7 @@ import webdataset as wds
 
 from _common import arguments, folder, interleave, parse, spread, table
 from penstock import DataLoader, ImageDataset
-from penstock.datasets import ShardDataset
+from penstock.datasets.shards import ShardDataset
 from penstock.shards import ShardSet, ShardWriter, StreamShards
 
 _BATCH = 64

@@ -12,55 +12,55 @@ TYPE_CHECKING: bool = False  # like typing.TYPE_CHECKING, without the slow impor
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ArrayDataset": "datasets",
-    "AudioDataset": "datasets",
+    "ArrayDataset": "datasets.arrays",
+    "AudioDataset": "datasets.clips",
     "BatchSampler": "samplers",
     "DataLoader": "loader",
     "DistributedSampler": "samplers",
-    "DocumentDataset": "datasets",
+    "DocumentDataset": "datasets.tokens",
     "DpexDataLoader": "compat",
     "Failure": "loader",
     "GroupedBatchSampler": "samplers",
-    "ImageDataset": "datasets",
+    "ImageDataset": "datasets.images",
     "InfiniteSampler": "samplers",
     "IterationBasedBatchSampler": "samplers",
     "Ledger": "ledger",
-    "LeRobotDataset": "datasets",
-    "LoadArray": "datasets",
-    "LoadBytes": "datasets",
-    "LoadImage": "datasets",
-    "MDSDataset": "datasets",
+    "LeRobotDataset": "datasets.lerobot",
+    "LoadArray": "datasets.arrays",
+    "LoadBytes": "datasets.raw",
+    "LoadImage": "datasets.images",
+    "MDSDataset": "datasets.mds",
     "MDSFolder": "shards.mds",
     "JsonFiles": "tables",
-    "MPDataset": "datasets",
+    "MPDataset": "datasets.stream",
     "Manifest": "manifest",
-    "Mixture": "datasets",
+    "Mixture": "datasets.mixture",
     "OnError": "loader",
-    "PackedDataset": "datasets",
+    "PackedDataset": "datasets.packed",
     "Partition": "order",
     "Permutation": "order",
     "RandomSampler": "samplers",
-    "RankDataset": "datasets",
-    "RankServerDataset": "datasets",
+    "RankDataset": "datasets.rank",
+    "RankServerDataset": "datasets.server",
     "RayOptions": "loader",
     "Record": "manifest",
     "SequentialSampler": "samplers",
-    "ServerDataset": "datasets",
-    "ShardDataset": "datasets",
+    "ServerDataset": "datasets.server",
+    "ShardDataset": "datasets.shards",
     "ShardSet": "shards",
     "ShardWriter": "shards",
     "StreamShards": "shards",
-    "Subset": "datasets",
-    "TableDataset": "datasets",
+    "Subset": "datasets.subset",
+    "TableDataset": "datasets.tables",
     "TableFiles": "tables",
     "TarWriter": "shards",
     "TokenBudgetBatchSampler": "samplers",
-    "TokenDataset": "datasets",
-    "TokenizedDataset": "datasets",
-    "VideoDataset": "datasets",
+    "TokenDataset": "datasets.tokens",
+    "TokenizedDataset": "datasets.tokenized",
+    "VideoDataset": "datasets.clips",
     "WeightedRandomSampler": "samplers",
-    "collate_packed": "datasets",
-    "count_lengths": "datasets",
+    "collate_packed": "datasets.packed",
+    "count_lengths": "datasets.counting",
     "generator": "random",
     "make_batch_data_sampler": "compat",
     "make_data_sampler": "compat",
@@ -134,31 +134,23 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.compat import DpexDataLoader, make_batch_data_sampler, make_data_sampler
-    from penstock.datasets import (
-        ArrayDataset,
-        AudioDataset,
-        DocumentDataset,
-        ImageDataset,
-        LeRobotDataset,
-        LoadArray,
-        LoadBytes,
-        LoadImage,
-        MDSDataset,
-        Mixture,
-        MPDataset,
-        PackedDataset,
-        RankDataset,
-        RankServerDataset,
-        ServerDataset,
-        ShardDataset,
-        Subset,
-        TableDataset,
-        TokenDataset,
-        TokenizedDataset,
-        VideoDataset,
-        collate_packed,
-        count_lengths,
-    )
+    from penstock.datasets.arrays import ArrayDataset, LoadArray
+    from penstock.datasets.clips import AudioDataset, VideoDataset
+    from penstock.datasets.counting import count_lengths
+    from penstock.datasets.images import ImageDataset, LoadImage
+    from penstock.datasets.lerobot import LeRobotDataset
+    from penstock.datasets.mds import MDSDataset
+    from penstock.datasets.mixture import Mixture
+    from penstock.datasets.packed import PackedDataset, collate_packed
+    from penstock.datasets.rank import RankDataset
+    from penstock.datasets.raw import LoadBytes
+    from penstock.datasets.server import RankServerDataset, ServerDataset
+    from penstock.datasets.shards import ShardDataset
+    from penstock.datasets.stream import MPDataset
+    from penstock.datasets.subset import Subset
+    from penstock.datasets.tables import TableDataset
+    from penstock.datasets.tokenized import TokenizedDataset
+    from penstock.datasets.tokens import DocumentDataset, TokenDataset
     from penstock.ledger import Ledger
     from penstock.loader import DataLoader, Failure, OnError, RayOptions
     from penstock.manifest import Manifest, Record

@@ -18,7 +18,7 @@ from sound_support import write_sound
 from video_support import write_video
 
 import penstock as ps
-from penstock.datasets import MDSDataset
+from penstock.datasets.mds import MDSDataset
 from penstock.errors import ConfigError, DataFileError
 from penstock.storage import Storage
 

@@ -15,7 +15,7 @@ from mds_writer import write_mds
 from text_support import letters
 
 from penstock import DataLoader, DistributedSampler, DocumentDataset, Mixture, count_lengths, generator, tokenize
-from penstock.datasets import MDSDataset
+from penstock.datasets.mds import MDSDataset
 from penstock.errors import ConfigError, DataFileError, StateError
 from penstock.shards.mds import MDSFolder
 

@@ -14,7 +14,7 @@ from full_run import full_only
 from shard_support import make_tar
 
 import penstock as ps
-from penstock.datasets import ShardDataset
+from penstock.datasets.shards import ShardDataset
 from penstock.shards import ShardSet, StreamShards
 
 MEMBER = 20_000

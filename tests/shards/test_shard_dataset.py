@@ -20,7 +20,7 @@ from PIL import Image
 from shard_support import make_tar, write_shards
 
 import penstock as ps
-from penstock.datasets import ShardDataset
+from penstock.datasets.shards import ShardDataset
 from penstock.errors import ConfigError, PartitionError, ShardError, StateError, TruncatedShardError
 from penstock.shards import Decode, ShardSet, StreamShards
 

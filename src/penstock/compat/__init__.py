@@ -13,7 +13,7 @@ TYPE_CHECKING: bool = False  # like typing.TYPE_CHECKING, without the slow impor
 _HOMES = {
     "DpexDataLoader": "dpex",
     "IterationBasedBatchSampler": ".samplers",
-    "MPDataset": ".datasets",
+    "MPDataset": ".datasets.stream",
     "make_batch_data_sampler": "maskrcnn_benchmark",
     "make_data_sampler": "maskrcnn_benchmark",
 }
@@ -23,7 +23,7 @@ __all__ = ["DpexDataLoader", "IterationBasedBatchSampler", "MPDataset", "make_ba
 if TYPE_CHECKING:
     from penstock.compat.dpex import DpexDataLoader
     from penstock.compat.maskrcnn_benchmark import make_batch_data_sampler, make_data_sampler
-    from penstock.datasets import MPDataset
+    from penstock.datasets.stream import MPDataset
     from penstock.samplers import IterationBasedBatchSampler
 
 

@@ -17,7 +17,8 @@ from typing import Any, cast
 import cv2
 from torch.utils.data import IterableDataset
 
-from penstock import datasets, distributed, samplers
+from penstock import distributed, samplers
+from penstock.datasets import stream
 from penstock.errors import ConfigError, ManifestError
 from penstock.images.decode import read_image
 from penstock.manifest import Manifest, Record
@@ -87,7 +88,7 @@ class MPDataset(IterableDataset[Any]):
             yield from order[positions % max(self.length, 1)].tolist()
 
 
-class _ImageMPDataset(datasets.MPDataset):
+class _ImageMPDataset(stream.MPDataset):
     """ZCls's image dataset: yields ``(image, target)``, in BGR unless ``keep_rgb``."""
 
     def __init__(

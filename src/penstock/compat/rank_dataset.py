@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from penstock import datasets, distributed, samplers
+from penstock import distributed, samplers
+from penstock.datasets import rank as rank_datasets
+from penstock.datasets import server as served
 from penstock.errors import ConfigError
 from penstock.manifest import Manifest, Record
 
@@ -87,7 +89,7 @@ class BaseDataset(_WithoutMetas, Dataset[str]):
         return self.manifest[idx].path.strip()
 
 
-class RankDataset(_WithoutMetas, datasets.RankDataset):
+class RankDataset(_WithoutMetas, rank_datasets.RankDataset):
     """This rank's share of a mini-epoch; an item is ``[filename, label, row]`` with the label as a string.
 
     Args:
@@ -133,7 +135,7 @@ class DistributedSampler(samplers.DistributedSampler):
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
 
 
-class ServerDataset(datasets.ServerDataset):
+class ServerDataset(served.ServerDataset):
     """All lines of a served meta file on every rank, as strings ``filename label``.
 
     Args:
@@ -172,7 +174,7 @@ class ServerDataset(datasets.ServerDataset):
         return line
 
 
-class RankServerDataset(_WithoutMetas, datasets.RankServerDataset):
+class RankServerDataset(_WithoutMetas, served.RankServerDataset):
     """This rank's share of a mini-epoch of a served meta file; items as in `RankDataset`.
 
     Args:

@@ -20,7 +20,6 @@ from penstock.plan.share_options import ShareOptions, check_share
 from penstock.storage.urls import is_remote, shown
 
 if TYPE_CHECKING:
-    from penstock.clips.lerobot_load import LoadFrame
     from penstock.images.transforms import Compose
 
 __all__ = ["LeRobotDataset"]
@@ -44,11 +43,8 @@ class LeRobotDataset(SourceDataset):
         transform: instead of ``size``: a `penstock.images.transforms.Compose`, or a list of transforms, as for images.
             All images of a camera in an item get the same crop, flip and colours.
         max_pixels: raise an error for a video frame with more pixels, instead of exhausting memory.
-        index: the path of the index of the videos' packets; it is created if it does not exist. By default it is in the
-            cache.
+        index, progress: of the videos' packets, see `penstock.VideoDataset`.
         cache_bytes: memory in each process for decoded row groups of the tables; 256 MiB by default.
-        progress: show a progress bar while videos are indexed: True, False, or None to show it for several
-            videos on a terminal.
         rank, world_size, seed, shuffle, ...: see `penstock.RankDataset`. With ``shuffle="block"``, a block is by
             default one row group of the tables; ``block_size`` overrides this.
 
@@ -70,9 +66,9 @@ class LeRobotDataset(SourceDataset):
     Row i of ``dataset.files`` is the i-th frame of the chosen episodes, in the order of the episode numbers.
     ``dataset.meta`` has ``fps``, ``features``, ``tasks`` and ``stats``.
 
-    Cost: creating the index reads all videos once. An item reads one table row per time (decoded row groups are
-    cached), and decodes, per video, the groups of pictures that contain its frames, with one decoder. Memory: 150 bytes
-    per episode, ``cache_bytes``, 24 bytes per video frame in the mapped index, and some open decoders per thread.
+    Cost: creating the index reads all videos once. An item reads one table row per time, and decodes, per video, the
+    groups of pictures that contain its frames. Memory: 150 bytes per episode, ``cache_bytes``, 24 bytes per video frame
+    in the mapped index, and some open decoders per thread.
     """
 
     releases_gil = True
@@ -97,46 +93,30 @@ class LeRobotDataset(SourceDataset):
         options: dict[str, Any] = {"episodes": episodes, "columns": columns, "delta_timestamps": delta_timestamps}
         options |= {"tolerance_s": tolerance_s, "index": index, "cache_bytes": cache_bytes, "progress": progress}
         # Check the transforms before reading all videos for the index.
-        make_load = _load_factory(size, transform, max_pixels)
-        self.files = _opened(source, options)
+        check_pixels(max_pixels)
+        try:
+            from penstock.clips.decoder import MAX_PIXELS
+            from penstock.clips.frame_reader import FrameReader
+            from penstock.clips.lerobot_load import LoadFrame
+            from penstock.clips.load_video import chain_of
+        except ImportError as error:
+            raise ConfigError("videos of LeRobot datasets need PyAV: pip install 'penstock[clips]'") from error
+        chain, pixels = chain_of(size, False, transform), int(max_pixels or MAX_PIXELS)
+        if isinstance(source, LeRobotFiles):
+            options["tolerance_s"] = None if tolerance_s == _TOLERANCE_S else tolerance_s
+        elif not isinstance(source, str | os.PathLike):
+            raise ConfigError(f"LeRobotDataset takes a folder, as str or Path, got {source!r}")
+        elif is_remote(source):
+            raise ConfigError(
+                f"{shown(os.fspath(source))}: LeRobot datasets are read from a local folder: copy this one there"
+            )
+        elif index is not None and not isinstance(index, str | os.PathLike):
+            raise ConfigError(f"index= takes a path, got {index!r}")
+        self.files: LeRobotFiles = opened(LeRobotFiles, source, options)
         """The frames, in the order of the episodes."""
         self.meta = self.files.meta
         """The dataset's metadata: ``fps``, ``features``, ``tasks``, ``stats``, ``episodes``."""
         with_blocks(share, self.files.table)
-        super().__init__(self.files, SharePlan(self.files, **share), make_load(self.files))
-
-
-def _opened(source: Any, options: dict[str, Any]) -> LeRobotFiles:
-    if isinstance(source, LeRobotFiles):
-        usual = options["tolerance_s"] == _TOLERANCE_S
-        return opened(LeRobotFiles, source, {**options, "tolerance_s": None} if usual else options)
-    if not isinstance(source, str | os.PathLike):
-        raise ConfigError(f"LeRobotDataset takes a folder, as str or Path, got {source!r}")
-    if is_remote(source):
-        raise ConfigError(
-            f"{shown(os.fspath(source))}: LeRobot datasets are read from a local folder: copy this one there"
-        )
-    index = options["index"]
-    if index is not None and not isinstance(index, str | os.PathLike):
-        raise ConfigError(f"index= takes a path, got {index!r}")
-    return LeRobotFiles(source, **options)
-
-
-def _load_factory(size: Any, transform: Any, max_pixels: Any) -> Callable[[LeRobotFiles], LoadFrame]:
-    """Return a function that creates the ``load`` for open files."""
-    check_pixels(max_pixels)
-    try:
-        from penstock.clips.decoder import MAX_PIXELS
-        from penstock.clips.frame_reader import FrameReader
-        from penstock.clips.lerobot_load import LoadFrame
-        from penstock.clips.load_video import chain_of
-    except ImportError as error:
-        raise ConfigError("videos of LeRobot datasets need PyAV: pip install 'penstock[clips]'") from error
-
-    chain, pixels = chain_of(size, False, transform), int(max_pixels or MAX_PIXELS)
-
-    def make_load(files: LeRobotFiles) -> LoadFrame:
-        reader = None if files.index is None else FrameReader(files.index, None, pixels)
-        return LoadFrame(reader, chain, files.tolerance_s)
-
-    return make_load
+        reader = None if self.files.index is None else FrameReader(self.files.index, None, pixels)
+        load = LoadFrame(reader, chain, self.files.tolerance_s)
+        super().__init__(self.files, SharePlan(self.files, **share), load)

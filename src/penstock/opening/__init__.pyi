@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from penstock.datasets.arrays import ArrayDataset
-from penstock.datasets.audio import AudioDataset
+from penstock.datasets.clips import AudioDataset
+from penstock.datasets.clips import VideoDataset
 from penstock.datasets.images import ImageDataset
 from penstock.datasets.lerobot import LeRobotDataset
 from penstock.datasets.mds import MDSDataset
@@ -15,7 +16,6 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.tables import TableDataset
 from penstock.datasets.tokens import DocumentDataset
 from penstock.datasets.tokens import TokenDataset
-from penstock.datasets.video import VideoDataset
 from penstock.images.files import Form
 from penstock.images.transforms import Compose
 from penstock.manifest import Record

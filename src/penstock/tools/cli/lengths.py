@@ -90,7 +90,7 @@ def _table(files: str | list[str], column: str) -> Any:
 
 
 def _tokenized(files: str | list[str], tokenizer: Path, column: str, end: str | None, special_tokens: bool) -> Any:
-    from penstock.datasets import TokenizedDataset
+    from penstock.datasets.tokenized import TokenizedDataset
 
     return TokenizedDataset(
         _table(files, column),
@@ -110,7 +110,7 @@ def _has_documents(source: list[str]) -> bool:
 
 
 def _documents(files: str | list[str], column: str | None, end_token: int | None, dtype: str | None) -> Any:
-    from penstock.datasets import DocumentDataset
+    from penstock.datasets.tokens import DocumentDataset
 
     if column is not None:
         raise typer.BadParameter("--column is for tables, but these are files of tokens: leave it out")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.datasets import ImageDataset
+from penstock.datasets.images import ImageDataset
 from penstock.datasets.source_dataset import SourceDataset
 from penstock.loader.make import Fetcher
 from penstock.loader.messages import BatchMetrics, BatchRequest
