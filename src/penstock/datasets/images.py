@@ -185,18 +185,7 @@ class _ImageStream(HasClasses, MPDataset):
         self.__dict__.update(source.__dict__)
         self.source = source
         self.samples = ImageDataset(self.samples, **options)
-
-    @property
-    def load(self) -> LoadImage:
-        """Makes an item of a record."""
-        load: LoadImage = self.samples.load
-        return load
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the images."""
-        manifest: Manifest = self.samples.source.manifest
-        return manifest
+        self.load: LoadImage = self.samples.load
 
     def class_names(self) -> list[str] | None:
         return self.manifest.classes

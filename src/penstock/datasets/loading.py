@@ -2,9 +2,6 @@
 
 load = LoadImage(transform=[RandomResizedCrop(224), HorizontalFlip()])
 image, label = load(record)         # uint8 tensor (3, 224, 224), RGB, channels_last in memory; int
-
-Only the part of the image that the transforms read is decoded. If the loader has allocated the batch's memory, the last
-transform writes into it, without a further copy.
 """
 
 from __future__ import annotations
@@ -161,8 +158,8 @@ class LoadImage:
     show them as the stages ``read``, ``decode``, ``resize`` and ``normalize``; flips and all other transforms are
     ``augment``.
 
-    With a transform, only the part that its crops need is decoded. Memory: the file's bytes, the decoded part, and the
-    result.
+    With a transform, only the part that its crops need is decoded. If the loader has allocated the batch's memory, the
+    last transform writes into it.
 
     Attributes:
         pure: whether the item depends only on the record and `penstock.generator`.

@@ -14,8 +14,8 @@ The order of the sources is random (`penstock.order.mixture`), so every rank and
 proportion to its weight.
 
 Invariant: an epoch contains each source in its proportion, rounded, and any prefix of it to within `Mixture.bound`
-samples, for any ranks and workers. Without a schedule, all epochs have the same counts. In the next epoch a source
-continues where it stopped, so all of its samples occur equally often.
+samples, for any ranks and workers. In the next epoch a source continues where it stopped, so all of its samples occur
+equally often.
 """
 
 from __future__ import annotations
@@ -72,15 +72,14 @@ class Mixture(SourceDataset):
 
     Args:
         sources: pairs ``(dataset, weight)``; with a schedule that begins at 0, datasets alone. Give map-style datasets
-            of all data, not of one rank's samples: the mixture splits itself across ranks. If all sources are
-            iterable-style, so is the result, see `MixtureStream`. A source with weight 0 is not used until a later
-            weight turns it on.
+            of all data, not of one rank's samples. If all sources are iterable-style, so is the result, see
+            `MixtureStream`. A source with weight 0 is not used until a later weight turns it on.
         mode: the meaning of the weights. ``"proportion"``: fractions of the mixture. ``"repeat"``: number of passes
             through the source in an epoch. ``"choose"``: number of the source's samples in an epoch.
-        stop: the end of an epoch in the mode "proportion". ``"first"``: before any sample would repeat, given the
-            proportions. ``"all"`` (default): as soon as every sample has occurred at least once, given the
-            proportions. Or a number of samples. In the next epoch a source continues where it stopped. If it wraps
-            around in the middle of an epoch, samples may occur twice in that epoch, even with ``"first"``.
+        stop: the end of an epoch in the mode "proportion". ``"first"``: before any sample would repeat. ``"all"``
+            (default): as soon as every sample has occurred. Or a number of samples. In the next epoch a source
+            continues where it stopped. If it wraps around in the middle of an epoch, samples may occur twice in that
+            epoch, even with ``"first"``.
         schedule: pairs ``(position, weights)``. From this sample of the job on (counted over all epochs and ranks),
             these weights apply: a number for each source, or a dict by name; 0 turns a source off. Needs ``stop=`` as a
             number of samples.
@@ -89,10 +88,8 @@ class Mixture(SourceDataset):
         names: names of the sources, for statistics, weights by name, and errors; by default ``source 0`` and so on.
         tag: items are ``(item, number of the source)``.
         exclude: rows to leave out: a dict from source names to row numbers, or a list with an entry for each source
-            (None for none); at most 100,000 per source. For packs, rows of documents. Another row of the same source,
-            drawn from (seed, pass through the source, row), replaces each excluded row. All other positions keep their
-            rows, so an earlier state can still be loaded. Rows that a source itself excludes are excluded here
-            too.
+            (None for none); at most 100,000 per source. For packs, rows of documents. Other rows of the same source
+            replace them, see `penstock.RankDataset`. Rows that a source itself excludes are excluded here too.
         rank, world_size, process_group, mesh, mini_epochs, seed, remainder: see `penstock.RankDataset`.
 
     Raises:
@@ -185,8 +182,7 @@ class Mixture(SourceDataset):
     def bound(self) -> float:
         """The largest deviation, in samples of one source, from its exact proportion in any prefix of an epoch.
 
-        It is about one sample for every two binary digits of the block size, see `penstock.order.mixture.BlockMixture`.
-        At the end of an epoch, the deviation is below one sample. With a schedule, this holds in each of its stages.
+        At the end of an epoch, or of a stage of its schedule, the deviation is below one sample.
         """
         return float(self._rows.order(0).mixture.bound)
 
@@ -220,8 +216,7 @@ class Mixture(SourceDataset):
         Args:
             weights: a number for each source, or a dict by name; 0 turns a source off.
             at: the first sample that the weights may apply to, counted over all epochs and ranks. They apply from there
-                or from the next block boundary (see `penstock.order.mixture.BlockMixture.block_size`), so that nothing
-                before it changes, bit for bit.
+                or from the next block boundary, so that nothing before it changes, bit for bit.
 
         Returns:
             The position from which the weights apply.
@@ -311,8 +306,7 @@ class Mixture(SourceDataset):
     def rescaled(self, datasets: Sequence[Any], ratios: Sequence[Fraction]) -> Mixture:
         """Return a mixture of other datasets, in which each sample of a source has become ``ratio`` samples.
 
-        Weights, the length of an epoch and the positions of the schedule are rescaled, so that each source keeps its
-        fraction of the original samples.
+        Weights, the length of an epoch and the schedule are rescaled: each source keeps its fraction of the samples.
         """
         if self._mode == "repeat":
             return self._copy_with(datasets, self._weights, self._stop, [])

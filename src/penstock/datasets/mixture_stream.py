@@ -167,14 +167,12 @@ class MixtureStream(StreamMix):
         names: names of the sources, for errors and for the loader's statistics, where each source is a stage.
         tag: items are ``(item, number of the source)``.
 
-    Each iteration is a new epoch, unless `set_epoch` was called. Penstock's sources begin at the mixture's epoch;
-    others receive it with ``set_epoch`` if they have this method. A source that starts again moves on to its next
-    epoch.
+    Each iteration is a new epoch, unless `set_epoch` was called. Sources begin at the mixture's epoch (others than
+    Penstock's by ``set_epoch``, if they have it). A source that starts again moves on to its next epoch.
 
     Raises:
         ConfigError: invalid arguments, such as a dataset that is given twice and stores its own position; or (while
-            iterating) a source that yields nothing. An error in a source ends the iteration; the state is then that
-            of the last item before the error.
+            iterating) a source that yields nothing. An error in a source ends the iteration.
 
     State: the number of items, and the positions of the sources: cursors of Penstock's, states of users' iterators or
     datasets. A source without a state is read again up to its position. The state can be loaded only on the same ranks

@@ -10,8 +10,7 @@ Packing depends only on the lengths of the documents, so the packs of an epoch a
     position -> pack -> lengths of its documents -> documents of these lengths, different in each epoch
 
 Each token of each document occurs once per epoch, on any number of ranks. At least 99.9 % of the tokens are real, not
-padding. Any batch can be computed directly, wherever a job resumes. Memory: a few MB for the types of packs; the list
-of documents by length is a mapped file.
+padding. Memory: a few MB for the types of packs; the list of documents by length is a mapped file.
 """
 
 from __future__ import annotations
@@ -56,22 +55,20 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
 
     Args:
         dataset: the documents: any map-style dataset of all data, not of one rank's samples. An item is a
-            one-dimensional sequence of integers (tensor, array or list), or a dict with such a sequence under
-            ``input_ids``. For a `penstock.Mixture` the result is a mixture of packs, see below.
-        capacity: tokens in a pack. A longer document is cut into full packs and a remainder, which is packed with other
-            documents.
+            one-dimensional sequence of integers (tensor, array or list), or a dict with one under ``input_ids``. For a
+            `penstock.Mixture` the result is a mixture of packs, see below.
+        capacity: tokens in a pack. A longer document is cut into full packs and a remainder.
         lengths: tokens in each document: an array, the path of an ``.npy`` file, or the name of a column of the
             dataset. By default the dataset's own ``lengths``.
         max_documents: the largest number of documents in a pack.
         order: ``"global"`` packs documents from anywhere together. ``"block"`` packs each block of ``block_size``
-            documents separately, and shuffles the blocks, so that a job reads one block of documents at a time: for
-            tables, shards and stores that are faster to read sequentially.
-        block_size: documents in a block, 262,144 by default. All blocks are packed once, in 0.02 to 0.15 s each. The
-            result is stored in the user's cache, one byte per document; after that, entering a block takes 8 ms.
+            documents separately, and shuffles the blocks: for tables, shards and stores that are faster to read
+            sequentially.
+        block_size: documents in a block, 262,144 by default. All blocks are packed once, in 0.02 to 0.15 s each, and
+            stored in the user's cache, one byte per document; after that, entering a block takes 8 ms.
         pad_token: the token that pads a pack after its last document.
-        balance: number of packs in a rank's batch. The packs of each global batch are then split across ranks by the
-            cost of attention (the sum of squares of document lengths), so that no rank waits long for another. The
-            global batch contains the same packs as without it.
+        balance: number of packs in a rank's batch. The packs of each global batch, which stay the same, are then split
+            across ranks by the cost of attention (the sum of squares of document lengths).
         exclude: rows of documents to leave out, at most 100,000; see below.
         load: ``load(pack)`` converts the dict to the item, in the scope of the pack's own `penstock.generator`.
         rank, world_size, process_group, mesh, mini_epochs, seed, remainder: see `penstock.RankDataset`.
@@ -88,26 +85,22 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
     * ``position_ids`` (capacity,): 0, 1, 2, ... within each document; each part of a cut document begins at 0, too
     * ``document_ids`` (capacity,): 0, 1, 2, ... by document; -1 for padding
     * ``cu_seqlens`` (``max_documents``, or the documents of the largest pack, + 2,): the start of each document, the
-      end of the last one, and the end of the padding; then the capacity, repeated, so that all packs have one shape.
-      `collate_packed` makes one row for a batch.
+      end of the last one and of the padding; then the capacity, repeated, so that all packs have one shape.
 
-    If loading a document draws random numbers, it has its own `penstock.generator`, seeded by the pack's position and
-    the document's number in the pack.
-
-    Each epoch combines documents differently. Empty documents are in no pack. A state has a few integers and can be
-    loaded on another number of ranks. Building the class index takes one pass over the lengths. It is stored in the
-    user's cache, and so is the summary of a file of lengths; a process then opens them in 0.1 s.
+    Each epoch combines documents differently. Empty documents are in no pack. A document that draws random numbers has
+    its own `penstock.generator`, seeded by the pack's position and its number in the pack. A state has a few integers
+    and can be loaded on another number of ranks. The class index takes one pass over the lengths, once; from the user's
+    cache, a process then opens it in 0.1 s.
 
     **Excluded documents.** Another document of the same length, drawn from (seed, epoch, document), replaces each
-    excluded one, token for token, also in several packs. If all documents of that length are excluded, one of the next
-    length replaces it, or, for the longest, a shorter one followed by padding. All other packs, and the other documents
-    of these packs, stay the same, so an earlier state can still be loaded. Documents that the dataset itself excludes
-    are excluded here too.
+    excluded one, token for token. If all documents of that length are excluded, one of the next length replaces it, or,
+    for the longest, a shorter one followed by padding. Everything else stays the same, so an earlier state can still be
+    loaded. Documents that the dataset itself excludes are excluded here too.
 
     **Mixtures.** ``PackedDataset(Mixture(...), capacity)`` packs each source separately and mixes the packs. Weights,
-    ``stop=``, the schedule and its positions still count documents; they are converted to packs by the number of packs
-    that a document of each source fills. In ``Mixture([(PackedDataset(a, n), 0.7), ...])``, weights count packs, and
-    thus tokens; give all of them the same ``max_documents=``, so that ``cu_seqlens`` have one shape.
+    ``stop=`` and the schedule still count documents; they are converted by the number of packs that a document of each
+    source fills. In ``Mixture([(PackedDataset(a, n), 0.7), ...])``, weights count packs, and thus tokens; give all of
+    them the same ``max_documents=``, so that ``cu_seqlens`` have one shape.
 
     >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
     >>> sorted(pack["input_ids"].tolist() for pack in packs)
@@ -188,21 +181,15 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         return self._packs.lengths
 
     def documents(self, packs: npt.ArrayLike, turn: int | None = None) -> PackedDocuments:
-        """Return the documents of packs.
+        """Return the documents of packs in an epoch ``turn``, by default the current one.
 
-        Args:
-            packs: numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` returns the numbers at
-                indices.
-            turn: the epoch; by default the current one.
+        ``packs`` are numbers of packs, 0 to ``self.packs - 1``: int64 of shape (n,). `rows` returns those at indices.
         """
         return self._packs.documents(normalise(packs, self.packs), self.seed, self.epoch if turn is None else turn)
 
     def packs_of(self, row: int, turn: int | None = None) -> Indices:
-        """Return the packs that contain a document, in the order of its tokens; several for a long document.
-
-        Args:
-            row: the row of the document.
-            turn: the epoch; by default the current one.
+        """Return the packs of an epoch ``turn``, by default the current one, that contain the document in a row, in the
+        order of its tokens; several for a long document.
         """
         return self._packs.packs_of(row, self.seed, self.epoch if turn is None else turn)
 

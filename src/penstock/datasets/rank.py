@@ -32,20 +32,21 @@ class RankDataset(HasClasses, SourceDataset):
 
     Args:
         source: a `Manifest`, or a path for `Manifest.open`.
-        rank, world_size: by default those of the job, see `penstock.distributed`. They are resolved at first use and
-            do not change afterwards.
-        mini_epochs: the number of mini-epochs (sub-epochs) in an epoch. All have the same length; padding is at the end
-            of the epoch.
-        group: cut the manifest into this number of blocks, shuffle inside the blocks, and shuffle the blocks (short for
-            ``shuffle="block"`` with that block size and ``window=1``).
+        rank, world_size: by default those of the job, see `penstock.distributed`. They are resolved at first use.
+        process_group, mesh: the process group, or a DeviceMesh whose data dimensions, split the data; by default the
+            default group.
+        mini_epochs: the number of mini-epochs (sub-epochs) in an epoch, all of the same length.
         seed: the order is a function of (seed, epoch). It must be the same on all ranks.
+        shuffle: ``"global"``, ``"block"`` or ``"none"``. ``block_size`` and ``window`` are options of ``"block"``.
+        group: cut the rows into this number of blocks, shuffle inside the blocks, and shuffle the blocks (short for
+            ``shuffle="block"`` with that block size and ``window=1``).
         remainder: ``"pad"``, ``"drop"`` or ``"uneven"``, see `penstock.order.Partition`. For an exact evaluation use
             ``shuffle="none", remainder="uneven"``; for all rows on every rank ``world_size=1, rank=0``.
-        shuffle: ``"global"``, ``"block"`` or ``"none"``. ``block_size`` and ``window`` are options of ``"block"``.
+        exclude: row numbers to leave out, at most 100,000. Other rows, drawn from (seed, epoch, row), replace them; all
+            other positions keep their rows, so an earlier state can still be loaded.
+        locality: ``"node"``: each rank reads the same rows in every epoch, see `penstock.order.NodeShuffle`.
         load: ``load(record)`` converts the record to the item, in the scope of the sample's own `penstock.generator`.
             By default the item is the tuple ``(path, label, row)``.
-        process_group: the process group whose ranks split the data; by default the default group.
-        mesh: a DeviceMesh whose data dimensions split the data, see `penstock.distributed.current`.
         progress: show a progress bar while a file is indexed; by default if stderr is a terminal.
 
     Raises:

@@ -151,9 +151,8 @@ class SourceDataset(BatchedDataset):
         self._row_cache = RowCache()
         self.fork_safe = self.fork_safe and bool(getattr(source, "fork_safe", True))
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
-        """Whether items depend only on the source and `penstock.generator`. A ``load`` that draws from no other
-        generator declares this with an attribute ``pure = True``. For other functions, a seeded loader seeds the global
-        generators for each sample."""
+        """Whether items depend only on the source and `penstock.generator`, which a ``load`` declares with an attribute
+        ``pure = True``. For others, a seeded loader seeds the global generators for each sample."""
 
     def _read(self, view: EpochView, local: Indices) -> list[Any]:
         """Return the records of some samples of a view, in the order of ``local``."""
@@ -238,10 +237,7 @@ class SourceDataset(BatchedDataset):
 
     @property
     def place(self) -> MiniEpoch:
-        """The current epoch, mini-epoch and position.
-
-        Penstock's loaders send it with each batch, so that iterators at different positions do not interfere.
-        """
+        """The current epoch, mini-epoch and position. Penstock's loaders send it with each batch."""
         return self.plan.shown
 
     def __len__(self) -> int:
@@ -275,7 +271,7 @@ class SourceDataset(BatchedDataset):
         Args:
             indices: of this rank's samples.
             keys: of the samples' generators; None to use the caller's scope.
-            place: the mini-epoch that the indices belong to; by default the current one.
+            place: the mini-epoch of the indices; by default the current one.
         """
         records = self.records(indices, place)
         if self.load is None:
@@ -329,8 +325,7 @@ class SourceDataset(BatchedDataset):
         self.plan.set_epoch(epoch)
 
     def set_mini_epoch(self, mini_epoch: int) -> None:
-        """Go to the start of a mini-epoch of this epoch. If a state of this mini-epoch was just loaded, keep its
-        position.
+        """Go to the start of a mini-epoch of this epoch, or keep the position of a state of it that was just loaded.
 
         Raises:
             PartitionError: the epoch has no such mini-epoch.
@@ -351,15 +346,14 @@ class SourceDataset(BatchedDataset):
         return pack(self.plan.bind(ShareCursor.at(self.plan.shown), Draws()).cursor(count).state())
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_growth: bool = False) -> None:
-        """Go to the position of a state, at the same or another world size.
+        """Go to the position of a state.
 
         With the same number of ranks, the mini-epoch continues exactly where it was. With another number, the rest of
         the epoch is split evenly across the new ranks and the remaining mini-epochs.
 
         Args:
             state: from `state_dict`.
-            allow_growth: accept a source with rows appended since then: the current epoch keeps the rows with
-                which it began, and the next one includes all rows.
+            allow_growth: accept a source with rows appended since then, which the next epoch includes.
 
         Raises:
             StateError: the state is of another source, order or partition.

@@ -24,7 +24,7 @@ from penstock.datasets.rank import RankDataset
 from penstock.errors import ConfigError, StateError
 from penstock.manifest import Manifest, Record
 from penstock.plan.cursor import State, pack, read_int, read_ints, unpack
-from penstock.plan.share import MiniEpoch, ShareCursor
+from penstock.plan.share import ShareCursor
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.sources.batched import StreamDataset
 
@@ -72,6 +72,8 @@ class MPDataset(StreamDataset):
             raise ConfigError("an MPDataset yields whole epochs: for mini_epochs= use a RankDataset")
         self.samples = RankDataset(source, load=load, **share)
         """The same samples as a map-style dataset; index ``i`` is the i-th sample of this rank."""
+        self.manifest: Manifest = self.samples.manifest
+        """The manifest of the dataset."""
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._yielded = 0
@@ -85,11 +87,6 @@ class MPDataset(StreamDataset):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.manifest!r}\n{self.samples.plan!r}"
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the dataset."""
-        return self.samples.manifest
 
     @property
     def pure(self) -> bool:
@@ -111,52 +108,37 @@ class MPDataset(StreamDataset):
         return n - n % self.batch_size if self.drop_last else n
 
     def __iter__(self) -> Iterator[Any]:
-        for indices, place in self._batches():
-            view = self.samples.plan.view(place)
-            for item in self.samples.load_samples(indices, view.keys(view.local(indices)), place):
-                self._yielded += 1
-                yield item
-
-    def _batches(self) -> Iterator[tuple[list[int], MiniEpoch]]:
-        """Yield the local indices of this worker's batches and their epoch, starting at a loaded state's position.
+        """Yield the samples of this worker's batches, starting at a loaded state's position.
 
         An epoch that is set during the iteration takes effect at the next ``iter()``.
         """
-        worker = distributed.worker()
-        skip = self._begin(worker)
+        resume, self._resume = self._resume, None
+        plan, worker = self.samples.plan, distributed.worker()
+        plan.show(ShareCursor.at(plan.shown), loaded=False, running=True)
+        self._yielded = skip = 0
+        if resume is not None:
+            if resume["worker"] != [worker.id, worker.total]:
+                raise StateError(
+                    f"this state belongs to worker {resume['worker'][0]} of {resume['worker'][1]}, and this is worker "
+                    f"{worker.id} of {worker.total}: use a Penstock loader, whose state fits any number of workers"
+                )
+            # This worker yielded these samples before the state was saved.
+            self._yielded = skip = int(resume["yielded"])
         end, place = len(self), self.samples.place
+        view = plan.view(place)
         for start in range(worker.id * self.batch_size, end, worker.total * self.batch_size):
             indices = np.arange(start, min(start + self.batch_size, end))
             consumed = min(skip, len(indices))
             skip -= consumed
-            if consumed < len(indices):
-                yield indices[consumed:].tolist(), place
-
-    def _begin(self, worker: distributed.Worker) -> int:
-        """Begin an iteration; return the number of this worker's samples to skip, because it yielded them before the
-        state was saved.
-        """
-        resume, self._resume = self._resume, None
-        plan = self.samples.plan
-        plan.show(ShareCursor.at(plan.shown), loaded=False, running=True)
-        self._yielded = 0
-        if resume is None:
-            return 0
-        layout = [worker.id, worker.total]
-        if resume["worker"] != layout:
-            raise StateError(
-                f"this state belongs to worker {resume['worker'][0]} of {resume['worker'][1]}, and this is worker "
-                f"{layout[0]} of {layout[1]}: use a Penstock loader, whose state fits any number of workers"
-            )
-        self._yielded = int(resume["yielded"])
-        return self._yielded
+            if consumed == len(indices):
+                continue
+            rest = indices[consumed:].tolist()
+            for item in self.samples.load_samples(rest, view.keys(view.local(rest)), place):
+                self._yielded += 1
+                yield item
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch. If a state of this epoch was just loaded, keep its position.
-
-        Raises:
-            ConfigError: the epoch is negative.
-        """
+        """Go to the start of an epoch, see `RankDataset.set_epoch`."""
         if not (self._resume is not None and epoch == self.epoch):
             self._resume = None
             self._yielded = 0
