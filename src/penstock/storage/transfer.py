@@ -85,18 +85,23 @@ class Store(Protocol):
     """One kind of store. Used by several threads at once; each process creates its own.
 
     Methods block until the store answers. They raise `Transient`, StorageNotFoundError, StorageAuthError or
-    StorageError. `read` requests the bytes ``[begin, end)``, or all from ``begin`` on; the whole object if ``ranged``
-    is False, since the server is known not to support ranges. `put` returns False if ``if_absent`` and the object
-    exists. `find` returns the URLs that match a pattern, sorted, with their versions.
+    StorageError.
     """
 
-    def stat(self, url: str) -> Stat: ...
+    def stat(self, url: str) -> Stat:
+        """Return size and version."""
 
-    def read(self, url: str, begin: int, end: int | None, *, ranged: bool) -> Answer: ...
+    def read(self, url: str, begin: int, end: int | None, *, ranged: bool) -> Answer:
+        """Request the bytes ``[begin, end)``, or all from ``begin`` on.
 
-    def put(self, url: str, data: bytes, *, if_absent: bool) -> bool: ...
+        If ``ranged`` is False, the server is known not to support ranges: request the whole object.
+        """
 
-    def find(self, url: str) -> list[tuple[str, Stat]]: ...
+    def put(self, url: str, data: bytes, *, if_absent: bool) -> bool:
+        """Write a whole object; return False if ``if_absent`` and it exists."""
+
+    def find(self, url: str) -> list[tuple[str, Stat]]:
+        """Return the URLs that match a pattern, sorted, with their versions."""
 
 
 class Cancel:
