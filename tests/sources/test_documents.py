@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -166,6 +167,14 @@ def test_fingerprints_tell_where_documents_end(tmp_path: Path) -> None:
     two = DocumentFiles(write(tmp_path / "b", [[1], [2, 3]], most=10))
     same = DocumentFiles(write(tmp_path / "c", [[1, 2], [3]], most=10))
     assert one.fingerprint == same.fingerprint != two.fingerprint
+
+
+def test_the_version_covers_indexes(tmp_path: Path) -> None:
+    folder = write(tmp_path, [[1, 2], [3]], most=10)
+    version = DocumentFiles(folder).version
+    index = folder / "tokens-00000.idx.npy"
+    os.utime(index, ns=(0, index.stat().st_mtime_ns + 10**9))
+    assert DocumentFiles(folder).version != version
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {

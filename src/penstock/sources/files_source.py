@@ -28,6 +28,11 @@ class FilesSource(abc.ABC):
     starts: npt.NDArray[np.int64]
     """The first row of each file, and the number of all rows."""
 
+    @property
+    def all_maps(self) -> list[MappedFiles]:
+        """`maps`, and the further files that the rows depend on, such as indexes."""
+        return [self.maps]
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 
@@ -62,7 +67,7 @@ class FilesSource(abc.ABC):
 
     def identity(self, files: int) -> list[str]:
         """Return all that the rows of the first files depend on: by default the fingerprints of the files."""
-        return [self.maps.fingerprint(number) for number in range(files)]
+        return [maps.fingerprint(number) for maps in self.all_maps for number in range(files)]
 
     @property
     def fingerprint(self) -> str:
@@ -74,8 +79,8 @@ class FilesSource(abc.ABC):
         """The version of the files, see `MappedFiles.version`. Keys of cached results hold it besides the fingerprint,
         which does not cover every byte.
         """
-        versions = " ".join(map(self.maps.version, range(len(self.maps.files))))
-        return xxhash.xxh3_128_hexdigest(versions.encode())
+        versions = [maps.version(number) for maps in self.all_maps for number in range(len(maps.files))]
+        return xxhash.xxh3_128_hexdigest(" ".join(versions).encode())
 
     def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
         """Return whether files with this fingerprint and number of rows have since grown into these."""

@@ -17,6 +17,7 @@ their number.
 
 from __future__ import annotations
 
+import abc
 import operator
 import os
 from collections.abc import Callable, Iterator
@@ -85,9 +86,9 @@ class _Tokens(FilesSource):
         self.__dict__.update(state)
         self._set_up()
 
+    @abc.abstractmethod
     def _set_up(self) -> None:
         """Set what is not part of a pickle."""
-        raise NotImplementedError
 
 
 class TokenFiles(_Tokens):
@@ -320,10 +321,10 @@ class DocumentFiles(_Tokens):
         return sum(file.shape[0] for file in self.maps.files)
 
     def identity(self, files: int) -> list[str]:
-        return [f"documents {self.end_token}", *(some.fingerprint(k) for some in self._all for k in range(files))]
+        return [f"documents {self.end_token}", *super().identity(files)]
 
     @property
-    def _all(self) -> list[MappedFiles]:
+    def all_maps(self) -> list[MappedFiles]:
         return [self.maps] if self._index_maps is None else [self.maps, self._index_maps]
 
     @property
@@ -340,8 +341,7 @@ class DocumentFiles(_Tokens):
             first, *others = self._indexes
             found = first.mapped_lengths() if isinstance(first, MegatronIndex) and not others else None
             if found is None:
-                versions = [files.version(number) for files in self._all for number in range(len(files.files))]
-                question = f"lengths {self.end_token} {versions}"
+                question = f"lengths {self.end_token} {self.version}"
                 found = derived_array("tokens", question, np.int32, self._write_lengths, "lengths of documents")
             self._lengths = found
         return self._lengths

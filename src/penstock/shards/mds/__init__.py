@@ -1,7 +1,7 @@
 """MDS, the shards of MosaicML Streaming: read at random, in any order, with a state.
 
 * `index`, `shard`: the files, checked before they are trusted.
-* `encodings`, `compression`, `files`: columns, compressed shards, hashes.
+* `encodings`, `files`: columns, compressed shards, hashes.
 * `folder`: samples by number. `penstock.MDSDataset` is one rank's share of them.
 """
 
