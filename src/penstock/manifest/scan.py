@@ -160,12 +160,13 @@ class Scanner:
             BadLine: a line of more than `LONGEST` bytes, or a blank one if these are errors.
         """
         if self._is_start:
-            self._held += piece
-            if len(self._held) < len(BOM):
+            piece = bytes(self._held + piece) if self._held else piece
+            if len(piece) < len(BOM):
+                self._held = bytearray(piece)
                 return
-            self._is_start = False
-            self.position = len(BOM) if self._held.startswith(BOM) else 0
-            piece, self._held = self._held[self.position :], bytearray()
+            self._is_start, self._held = False, bytearray()
+            self.position = len(BOM) if piece[: len(BOM)] == BOM else 0
+            piece = piece[self.position :]
         data = np.frombuffer(piece, np.uint8)
         ends = np.flatnonzero(data == _LF)
         if ends.size:
