@@ -104,7 +104,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
 
     >>> packs = PackedDataset([[1, 2, 3], [4, 5], [6]], 4, lengths=[3, 2, 1], rank=0, world_size=1)
     >>> sorted(pack["input_ids"].tolist() for pack in packs)
-    [[1, 2, 3, 6], [4, 5, 0, 0]]
+    [[1, 2, 3, 0], [4, 5, 6, 0]]
     """
 
     def __new__(cls, dataset: Any = None, capacity: int = 1, **options: Any) -> PackedDataset:
