@@ -48,7 +48,8 @@ class Archive:
     """
 
     def __init__(self, source: File | bytes) -> None:
-        self._file, self.data = (source, b"") if isinstance(source, File) else (None, source)
+        self._file = source if isinstance(source, File) else None
+        self.data = b"" if isinstance(source, File) else source
         self.begin, self.end = 0, len(self.data)
         self.size = self.end if self._file is None else self._file.size
         self.small: dict[int, bytes] = {}
