@@ -186,7 +186,7 @@ class ArrivingSource(abc.ABC):
         try:
             path.parent.mkdir(exist_ok=True)
             with write_derived(path) as file:
-                file.write(json.dumps([shard.facts.to_json() for shard in self._shards]).encode())
+                file.write(json.dumps([facts.to_json() for facts in self.facts(range(len(self._shards)))]).encode())
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
