@@ -119,8 +119,10 @@ def test_a_forged_offset_is_found_out(write: WriteFile, place: int, offset: int)
     data = bytearray(sidecar.read_bytes())
     data[DATA + 8 * place : DATA + 8 * place + 8] = struct.pack("<q", offset)
     sidecar.write_bytes(data)
-    index = LineIndex(File(str(path)), LineRules())
-    assert index.raw(np.arange(100)).to_pylist() == expected
+    for times in (1, 3):  # a batch, and more rows than that
+        sidecar.write_bytes(data)
+        index = LineIndex(File(str(path)), LineRules())
+        assert index.raw(np.tile(np.arange(100), times)).to_pylist() == expected * times
     for alone in (lambda index, row: index.one(row), lambda index, row: index.text(np.array([row]))[0]):
         for row in {max(place - 1, 0), min(place, 99)}:  # the rows that the offset bounds
             sidecar.write_bytes(data)
@@ -143,6 +145,7 @@ def test_a_forged_offset_at_another_row_is_found_out(write: WriteFile, content: 
         lambda index: index.one(70),
         lambda index: index.text(np.array([70]))[0],
         lambda index: index.raw(np.array([70]))[0].as_py().decode(),
+        lambda index: index.raw(np.full(300, 70))[299].as_py().decode(),
     ):
         sidecar.write_bytes(data)
         assert read(LineIndex(File(str(path)), rules)) == expected[70]
@@ -150,12 +153,13 @@ def test_a_forged_offset_at_another_row_is_found_out(write: WriteFile, content: 
 
 
 @pytest.mark.parametrize("read", [lambda index, rows: index.raw(rows).to_pylist(), LineIndex.text])
+@pytest.mark.parametrize("times", [1, 8])
 @pytest.mark.parametrize("place", [60, 62, 59, 90])
 def test_a_forged_offset_within_a_batch_is_found_out(
-    write: WriteFile, place: int, read: Callable[[LineIndex, np.ndarray], list[object]]
+    write: WriteFile, place: int, times: int, read: Callable[[LineIndex, np.ndarray], list[object]]
 ) -> None:
     """Row 61 begins where another does: a slice is empty or has several rows, and the line feeds may be as many."""
-    path, rows = write(LINES), np.arange(80, 40, -1)
+    path, rows = write(LINES), np.tile(np.arange(80, 40, -1), times)
     expected = read(LineIndex(File(str(path)), LineRules()), rows)
     sidecar = sidecar_of(path)
     sound = sidecar.read_bytes()
