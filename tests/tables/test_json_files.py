@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,7 +249,8 @@ def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
     assert len(ps.JsonFiles(path)) == N + 1
 
 
-def test_an_index_that_is_damaged_or_lost_is_made_again(tmp_path: Path) -> None:
+def test_an_index_that_is_damaged_or_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_index, "_room_for_text", lambda: 0)
     path = tmp_path / "a.jsonl.zst"
     rows = [sample(k) for k in range(N)]
     path.write_bytes(zstandard.compress(lines(rows) * 3000))
@@ -355,7 +357,8 @@ def test_memory_of_gzip_is_bounded(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_blocks_of_compressed_text(tmp_path: Path) -> None:
+def test_blocks_of_compressed_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_index, "_room_for_text", lambda: 0)
     """A block shuffle decodes each frame about once, whatever the cache holds."""
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.compress(lines([{"number": k, "text": "x" * 1000} for k in range(3000)])))
@@ -366,3 +369,30 @@ def test_blocks_of_compressed_text(tmp_path: Path) -> None:
     assert sorted(k for batch in batches for k in batch) == list(range(3000))
     assert frames <= dataset.table.decoded <= 3 * frames
     assert np.ptp(batches[0]) > 300
+
+
+@pytest.mark.parametrize("kind", ["frames", "gzip", "zstd"])
+def test_text_of_compressed_files_is_copied_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    suffix, pack = PACKED[kind]
+    rows = [sample(k) for k in range(N)]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(pack(lines(rows)))
+    table = ps.JsonFiles(path)
+    order = np.random.default_rng(0).permutation(N)
+    assert table.records(order) == [rows[k] for k in order]
+    assert (table.decoded, table.blocks()) == (0, None)
+    (copy,) = (tmp_path / "cache").rglob("*.txt")
+    assert copy.read_bytes() == lines(rows)
+    copy.unlink()
+    assert table.records(order) == [rows[k] for k in order]
+    assert ps.JsonFiles(path).records(order) == [rows[k] for k in order]
+    assert copy.exists()
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(line_index, "_room_for_text", lambda: len(lines(rows)) - 1)
+    table = ps.JsonFiles(path)
+    assert table.records(order) == [rows[k] for k in order]
+    assert table.decoded > 0
+    assert not list((tmp_path / "cache").rglob("*.txt"))

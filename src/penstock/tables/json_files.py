@@ -77,9 +77,10 @@ class JsonFiles(FilesSource):
 
     The first opening reads every file once, at about 400 MB per CPU second for plain text, 270 for zstd in small
     frames, and 45 for files that are recompressed. It stores 8 bytes per row in the user's cache folder
-    (``XDG_CACHE_HOME``). Rows of plain text are read in place. zstd files with frames of up to 2 MiB of text (as
-    written by ``pzstd`` and the seekable format) are used directly. For other zstd files and gzip, the cache stores a
-    copy in frames of 128 KiB, about as large as the file. Reading a row then decodes its frame.
+    (``XDG_CACHE_HOME``). Rows of plain text are read in place. Of compressed local files, the cache stores the text,
+    whose rows are read in place as well, until it is half full. Further ones, and files in a store, are read frame by
+    frame: zstd files with frames of up to 2 MiB of text (as written by ``pzstd`` and the seekable format) directly,
+    other zstd files and gzip from a copy in frames of 128 KiB, about as large as the file.
 
     Example:
         >>> import tempfile, pathlib
@@ -179,7 +180,7 @@ class JsonFiles(FilesSource):
             else:
                 file = self.maps.files[number]
                 identity = os.fsencode(f"{os.path.realpath(file.path)} {self.maps.version(number)}")
-                found = open_index(file.path, identity, lambda: self.maps.array(number), progress)
+                found = open_index(file.path, identity, lambda: self.maps.array(number), progress, as_text=True)
             self._indexes.add(number, found)
         return found
 
@@ -302,7 +303,9 @@ class JsonFiles(FilesSource):
                 yield from self._decoded(number, places, begins, ends)
                 continue
             data, spans = self.maps.array(number), zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True)
-            if isinstance(data, RemoteSource):
+            if index.copied is not None:
+                data = index.copied
+            elif isinstance(data, RemoteSource):
                 ranges += ((place, Range(data, begin, end)) for place, begin, end in spans)
                 continue
             view: Any = memoryview(data)

@@ -1,7 +1,8 @@
 """`TextIndex`: the row offsets of a JSON-lines file, computed in one pass, cached and mapped.
 
     lines/KEY.idx    the offsets of rows, and of frames if the text is compressed, see `penstock.manifest.sidecar`
-    lines/KEY.zst    a copy of the text in small frames that begin at rows: for gzip, and zstd in large frames
+    lines/KEY.txt    the text of a compressed local file, while the cache has room for it: rows are read in place
+    lines/KEY.zst    else a copy of it in small frames that begin at rows: for gzip, and zstd in large frames
 
 KEY is a hash of path, size and modification time of the file, or of the version of an object in a store. One process
 builds an index while others on the machine wait for its lock. A killed process leaves nothing behind, and the next one
@@ -28,7 +29,7 @@ from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_
 from penstock.manifest.sidecar import DATA, FRAMES, Header, Sidecar
 from penstock.progress import progress_bar
 from penstock.storage import UNWRITABLE, io_error
-from penstock.storage.derived import derived_path, load_or_write, write_derived
+from penstock.storage.derived import derived_files, derived_path, limit_given, load_or_write, write_derived
 from penstock.tables.frames import Bytes, find_frames, is_gzip, is_zstd, stream
 
 __all__ = ["TextIndex", "find_index", "open_index"]
@@ -40,6 +41,7 @@ LARGEST = 2 << 20
 
 _VERSION = 2
 _COPIED = 1 << 18  # flag: the frames are those of a copy
+_TEXT = 1 << 19  # flag: there is a copy of the text
 _RULES = LineRules()
 
 Ints = npt.NDArray[np.int64]
@@ -52,7 +54,7 @@ class TextIndex:
     Attributes:
         rows: the offset of each row in the text, and the end of the text, int64 (rows + 1,).
         frames: the offset of each frame in its file and in the text, and both ends, int64 (frames + 1, 2); empty if
-            the file is plain text.
+            the file or its copy is plain text.
         copy, copied: path and mapped bytes of the file with the copied text; None if the text is read from the source.
             The bytes stay readable even if the file is removed.
     """
@@ -72,7 +74,9 @@ def find_index(identity: bytes) -> TextIndex | None:
     return _load(_place(identity))
 
 
-def open_index(name: str, identity: bytes, take: Callable[[], Bytes], progress: bool | None = None) -> TextIndex:
+def open_index(
+    name: str, identity: bytes, take: Callable[[], Bytes], progress: bool | None = None, *, as_text: bool = False
+) -> TextIndex:
     """Return the index of a file; build it if it is missing.
 
     Args:
@@ -80,6 +84,7 @@ def open_index(name: str, identity: bytes, take: Callable[[], Bytes], progress: 
         identity: unique for each version of each file.
         take: returns the mapped bytes of the file.
         progress: show a bar: True, False, or None for large files on a terminal.
+        as_text: whether to copy the text of a compressed file, if the cache has room for it.
 
     Raises:
         DataFileError: the file is damaged, truncated, or not text.
@@ -87,7 +92,7 @@ def open_index(name: str, identity: bytes, take: Callable[[], Bytes], progress: 
     """
     path = _place(identity)
     try:
-        return load_or_write([path], _load, lambda out: _make(name, take(), out, path.with_suffix(".zst"), progress))
+        return load_or_write([path], _load, lambda out: _make(name, take(), out, path, progress, as_text))
     except OSError as error:
         if isinstance(error, PenstockError):
             raise
@@ -111,20 +116,28 @@ def _load(path: Path) -> TextIndex | None:
         return None
     rows = np.frombuffer(sidecar.offsets, np.int64)
     frames = np.frombuffer(sidecar.map, np.int64, offset=sidecar.header.length).reshape(-1, 2)
-    if not sidecar.header.flags & _COPIED:
+    if not sidecar.header.flags & (_COPIED | _TEXT):
         return TextIndex(rows, frames)
-    copy = path.with_suffix(".zst")
+    is_text = bool(sidecar.header.flags & _TEXT)
+    copy = path.with_suffix(".txt" if is_text else ".zst")
     try:
         copied: Bytes = np.memmap(copy, np.uint8, "r")
     except (FileNotFoundError, ValueError):  # ValueError: it is empty
         return None
     except OSError as error:
         raise DataFileIOError(str(io_error(copy, error))) from error
-    return TextIndex(rows, frames, copy, copied) if len(copied) == frames[-1, 0] else None
+    size = sidecar.header.size if is_text else frames[-1, 0]
+    return TextIndex(rows, frames, copy, copied) if len(copied) == size else None
 
 
-def _make(name: str, data: Bytes, out: BinaryIO, copy: Path, progress: bool | None) -> None:
-    """Write the index of a file, and a copy of its text if needed."""
+def _room_for_text() -> int:
+    """Return the bytes of text that may be copied: until derived files take half of their limit."""
+    held = sum(file.size for file in derived_files())
+    return limit_given(held) // 2 - held
+
+
+def _make(name: str, data: Bytes, out: BinaryIO, path: Path, progress: bool | None, as_text: bool) -> None:
+    """Write the index of a file to ``out``, for ``path``, and a copy of its text if needed."""
     with progress_bar(f"indexing {os.path.basename(name)}", len(data), progress) as advance:
         frames = array("q")
         if not is_gzip(data) and not is_zstd(data):
@@ -132,6 +145,14 @@ def _make(name: str, data: Bytes, out: BinaryIO, copy: Path, progress: bool | No
                 raise DataFileError(f"{name} {wrong}; JSON lines have one JSON object a line")
             _write(name, out, stream(name, data, advance), frames)
             return
+        if as_text and len(data) < (room := _room_for_text()):
+            try:
+                with write_derived(path.with_suffix(".txt")) as text:
+                    _write(name, out, _as_text(stream(name, data, advance), text, room), frames, _TEXT)
+                return
+            except _TooLarge:
+                out.seek(0)
+                out.truncate()
         if is_zstd(data):
             try:
                 _write(name, out, _in_frames(name, data, frames, advance), frames)
@@ -141,12 +162,21 @@ def _make(name: str, data: Bytes, out: BinaryIO, copy: Path, progress: bool | No
                 out.seek(0)
                 out.truncate()
         # The index appears last, so that its copy exists.
-        with write_derived(copy) as copied:
+        with write_derived(path.with_suffix(".zst")) as copied:
             _write(name, out, _copied(stream(name, data, advance), copied, frames), frames, _COPIED)
 
 
 class _TooLarge(Exception):
-    """A frame with too much text to decode for a single row."""
+    """A frame with too much text to decode for a single row, or a file with too much for the cache."""
+
+
+def _as_text(pieces: Iterator[bytes], copy: BinaryIO, room: int) -> Iterator[bytes]:
+    """Yield the text, and write it to a copy."""
+    for piece in pieces:
+        room -= copy.write(piece)
+        if room < 0:
+            raise _TooLarge
+        yield piece
 
 
 def _in_frames(path: str, data: Bytes, frames: array[int], progress: Callable[[int], object]) -> Iterator[bytes]:
@@ -204,8 +234,10 @@ def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int]
         raise DataFileError(
             f"{name}: the line at byte {error.offset:,} of the text {error.reason}: JSON lines have one object a line"
         ) from None
-    flags = FRAMES | copied if len(frames) > 2 else 0  # an empty text has no frames
-    out.write(frames.tobytes() if flags else b"")
+    has_frames = len(frames) > 2
+    # An empty text has no frames, and no copy.
+    flags = (FRAMES if has_frames else 0) | (copied if has_frames or (copied == _TEXT and scanner.position) else 0)
+    out.write(frames.tobytes() if has_frames else b"")
     # The name tells the version of the file.
     header = Header(flags, scanner.rows, scanner.position, 0, _RULES.digest(), bytes(16))
     out.seek(0)
