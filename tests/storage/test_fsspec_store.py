@@ -103,6 +103,10 @@ def test_stores_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
             Storage(idle=28).open(url)  # an option of its own, so that a store of its own is made
     with pytest.raises(StorageError, match="nowhere://"):
         open_source("nowhere://a/b")
+    text = "install it by other means"
+    fsspec.register_implementation("unpaid", "penstock_missing_package.core.Files", clobber=True, errtxt=text)
+    with pytest.raises(StorageError, match=r"unpaid:// needs the package penstock_missing_package: pip install pen"):
+        open_source("unpaid://a/b")
 
 
 def test_aistore_by_its_gateway(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,8 @@ def _make_store(url: str, storage: Storage) -> Store:
 
         return FsspecStore(protocol, storage.options)
     except ImportError as error:
-        missing = (error.name or protocol).partition(".")[0]
+        # fsspec raises an error of its own from that of the package.
+        missing = (error.name or getattr(error.__cause__, "name", None) or "fsspec").partition(".")[0]
         extra = "'penstock[cloud]'" if missing in ("fsspec", "huggingface_hub", "obstore") else missing
         raise StorageError(
             f"{shown(url)}: reading {protocol}:// needs the package {missing}: pip install {extra}"
