@@ -172,7 +172,7 @@ def main() -> None:
     options = parse(parser, {"lines": 2000, "repeat": 1, "batches": 5}, versions=["datasets"])
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is looked up
     multiprocessing.set_forkserver_preload(
-        ["torch.utils.data", "penstock.tables.dataset", "penstock.loader", "datasets"]
+        ["torch.utils.data", "penstock.datasets.tables", "penstock.loader", "datasets"]
     )
     with folder(options.dir) as where:
         beside_datasets(where, options)
