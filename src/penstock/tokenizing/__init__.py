@@ -1,6 +1,6 @@
 """`tokenize`: tokenize a text dataset once into files of tokens, on all cores or a Ray cluster.
 
-Names are imported at first use, so that workers do not import torch, which takes longer than many tasks.
+Names are imported at first use: a worker needs only one of the modules.
 """
 
 from __future__ import annotations
