@@ -136,3 +136,18 @@ def test_a_change_is_an_error_of_the_format(tmp_path: Path, family: Family, kind
     for name, message in (("pipe", "not a regular file"), ("", "this is a folder")):
         with pytest.raises(family.failed, match=message):
             File(str(tmp_path / name), family)
+
+
+def test_files_are_read_without_pread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"0123456789")
+    file = File(str(path))
+    monkeypatch.delattr(os, "pread", raising=False)
+    monkeypatch.delattr(os, "preadv", raising=False)
+    assert file.read(4, 8) == b"89"
+    assert file.read_exact(4, 2) == b"2345"
+    assert file.read_at(8, 4) == b"89"
+    assert b"".join(file.pieces(3, 9)) == b"345678"
+    with pytest.raises(ManifestChangedError, match="byte 10 was to be read"):
+        file.read_exact(4, 8)

@@ -194,10 +194,7 @@ class File:
 
         PenstockError (of the family): the file is too short now, or cannot be read.
         """
-        try:
-            data = os.pread(self._fd, count, position)
-        except OSError as error:
-            raise self.family.error(self.path, error, more=f" (at byte {position})") from error
+        data = self.read(count, position)
         if len(data) == count:
             return data
         whole = bytearray(data).ljust(count, b"\0")  # a large read may return less
@@ -337,9 +334,7 @@ class CheckedFile(io.FileIO):
 
     def readall(self) -> bytes:
         """Read all remaining bytes."""
-        data = super().readall()
-        self._check()
-        return data
+        return self.read()
 
     def _check(self) -> None:
         status = os.fstat(self.fileno())
