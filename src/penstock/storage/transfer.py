@@ -104,22 +104,18 @@ class Store(Protocol):
         """Return the URLs that match a pattern, sorted, with their versions."""
 
 
-class Cancel:
+class Cancel(threading.Event):
     """Cancels transfers in other threads: `set` it, and they stop waiting."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        super().__init__()
         self._lock = threading.Lock()
         self._calls: dict[int, Callable[[], object]] = {}
-
-    def is_set(self) -> bool:
-        """Return whether it is set."""
-        return self._event.is_set()
 
     def set(self) -> None:
         """Cancel all present and future transfers that use this object."""
         with self._lock:
-            self._event.set()
+            super().set()
             calls = list(self._calls.values())
         for call in calls:
             call()
@@ -131,10 +127,6 @@ class Cancel:
         if self.is_set():
             call()
         return id(call)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait this long, or until it is set."""
-        self._event.wait(seconds)
 
     def remove(self, key: int) -> None:
         """Unregister the function of this key; no error if it is gone."""
@@ -236,7 +228,7 @@ def persist(
             ) from None
         finally:
             cancel.remove(key)
-        cancel.sleep(pause)
+        cancel.wait(pause)
     raise AssertionError("unreachable")
 
 
