@@ -26,7 +26,7 @@ from penstock.storage.transfer import Stat, Write
 __all__ = ["ENTRY", "PIECE", "Download", "Entry", "download", "hash_file", "new_entry", "read_entry", "write_entry"]
 
 ENTRY = ".entry.json"
-PIECE = 4 << 20  # bytes after which a download is noted, and which are hashed at a time
+PIECE = 4 << 20  # bytes after which a download is noted
 _VERSION = 2
 
 
@@ -132,9 +132,9 @@ def write_entry(folder: Path, entry: dict[str, Any], *, sync: bool = True) -> No
 
 def hash_file(descriptor: int, size: int) -> xxhash.xxh3_64:
     """Return the xxh3 of the first bytes of an open file."""
-    found = xxhash.xxh3_64()
-    for begin in range(0, size, PIECE):
-        found.update(os.pread(descriptor, min(PIECE, size - begin), begin))
+    found, piece = xxhash.xxh3_64(), memoryview(bytearray(1 << 20))  # reused, and small enough for the CPU cache
+    for begin in range(0, size, len(piece)):
+        found.update(piece[: os.preadv(descriptor, [piece[: size - begin]], begin)])
     return found
 
 
