@@ -38,12 +38,6 @@ Fetch = Callable[[int, int, Cancel], "bytes | bytearray | memoryview"]
 """Returns the bytes ``[begin, end)``; raises after a deadline of its own, or when it is cancelled."""
 
 
-def _start(work: Callable[[Cancel], T]) -> tuple[Future[T], Cancel]:
-    """Call ``work(cancel)`` in a thread of its own; return its future result, and the signal that cancels it."""
-    cancel = Cancel()
-    return submit(partial(work, cancel)), cancel
-
-
 def in_order(function: Callable[[T, Cancel], R], items: Sequence[T], *, parallel: int = _OBJECTS) -> Generator[R]:
     """Yield the result of a function for each item, in order, from up to ``parallel`` concurrent calls.
 
@@ -52,7 +46,8 @@ def in_order(function: Callable[[T, Cancel], R], items: Sequence[T], *, parallel
     pending: deque[tuple[Future[R], Cancel]] = deque()
     try:
         for item in items:
-            pending.append(_start(partial(function, item)))
+            cancel = Cancel()
+            pending.append((submit(partial(function, item, cancel)), cancel))
             if len(pending) == parallel:
                 yield pending.popleft()[0].result()
         while pending:
@@ -252,7 +247,8 @@ class BlockStream(io.RawIOBase):
     def _next_block(self) -> None:
         while len(self._blocks) < self._window and self._next < self._end:
             stop = min(self._next + (self._sizes.pop() if self._sizes else self._block), self._end)
-            self._blocks.append((self._next, *_start(partial(self._fetch, self._next, stop))))
+            cancel = Cancel()
+            self._blocks.append((self._next, submit(partial(self._fetch, self._next, stop, cancel)), cancel))
             self._next = stop
         begin, block, _ = self._blocks[0]
         try:
