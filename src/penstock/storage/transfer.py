@@ -10,7 +10,6 @@ abandoned past the deadline.
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import os
 import random
 import threading
@@ -200,8 +199,9 @@ def persist(
         StorageUnavailableError: it keeps failing, exceeds the deadline or is cancelled. Other errors are unchanged.
     """
     cancel = cancel or Cancel()
-    deadline, mark, in_a_row = time.monotonic() + how.deadline, position(), 0
-    for attempt in itertools.count(1):
+    deadline, mark, attempt, in_a_row = time.monotonic() + how.deadline, position(), 0, 0
+    while True:
+        attempt += 1
         future = submit(once)
         key = cancel.add(future.cancel)
         try:
@@ -229,7 +229,6 @@ def persist(
         finally:
             cancel.remove(key)
         cancel.wait(pause)
-    raise AssertionError("unreachable")
 
 
 class _Receiver:
@@ -280,14 +279,7 @@ class _Receiver:
 
 
 def transfer(
-    url: str,
-    begin: int,
-    end: int | None,
-    how: Storage,
-    *,
-    known: Stat | None,
-    write: Write,
-    cancel: Cancel | None = None,
+    url: str, begin: int, end: int | None, how: Storage, *, known: Stat | None, write: Write, cancel: Cancel | None
 ) -> Stat:
     """Fetch the bytes ``[begin, end)`` (or up to the object's end), and return the version that was read.
 
