@@ -91,11 +91,7 @@ class Cache:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str] | None = None,
-        *,
-        max_bytes: int | None = None,
-        verify: bool = False,
+        self, folder: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None, verify: bool = False
     ) -> None:
         given: Any = max_bytes
         if given is not None and (not isinstance(given, Real) or given < 1):
@@ -198,13 +194,11 @@ class Cache:
     def _open_copy(self, key: str, keep: bool) -> File | None:
         """Return the copy if it is valid, and note its use; remove an invalid one and return None."""
         folder = self.folder / "objects" / key
+        is_there = folder.exists()  # first: a folder that appears now is complete
         entry = read_entry(folder)
-        if entry is None and folder.exists():
-            # It may have appeared between the two checks. Then it is complete.
-            entry = read_entry(folder)
-            if entry is None:
-                self._discard(folder)
         if entry is None:
+            if is_there:
+                self._discard(folder)
             return None
         try:
             file = File(str(folder / entry["name"]), STORED, is_copy=True)
@@ -485,12 +479,9 @@ class Cache:
         if entry.complete:
             return not -_LEASE < now - entry.leased <= _LEASE  # a clock that was set back must not keep it forever
         lock = FileLock(self.folder / "locks" / f"{entry.folder.name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return False
-        lock.release()
-        return True
+        with contextlib.suppress(Timeout), lock.acquire(timeout=0):
+            return True
+        return False
 
     def _discard(self, folder: Path) -> None:
         """Remove a folder: rename it away atomically, then delete its files. Open files and maps stay valid."""

@@ -81,11 +81,8 @@ def is_writable(folder: str | os.PathLike[str]) -> bool:
 def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file that appears at ``path`` atomically when the block ends, or not at all if the block raises.
 
-    With ``if_absent``, an existing file stays, even one that appears while the block runs. Without ``sync``, a power
-    cut may lose the file.
-
-    The bytes are written to a temporary file in the same folder; at the end it is synced and renamed, and the folder is
-    synced. Readers see the old file or the new one. After an error no temporary file remains.
+    Until then it is a temporary file in the same folder. With ``if_absent``, an existing file stays, even one that
+    appears while the block runs. Without ``sync``, a power cut may lose the file.
 
     Raises:
         FileExistsError: ``if_absent``, and the file exists.
