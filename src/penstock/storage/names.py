@@ -161,24 +161,21 @@ def with_versions(
     from penstock.storage.remote import RemoteSource, list_objects
     from penstock.storage.stream import SMALL_REQUESTS, in_threads
 
-    def version(url: str) -> dict[str, Stat]:
-        return {url: RemoteSource(url, storage).stat}
-
-    def versions(folder: str) -> dict[str, Stat]:
-        return dict(list_objects(f"{folder}/*", storage=storage))
+    unknown = [url for url, stat in found if stat is None]
+    are_few = len(unknown) <= SMALL_REQUESTS
 
     def known_at(place: str) -> dict[str, Stat]:
         try:
-            return look(place)
+            if are_few:
+                return {place: RemoteSource(place, storage).stat}
+            return dict(list_objects(f"{place}/*", storage=storage))
         except StorageUnavailableError:
             raise
         except StorageError:  # raised again when the object is read; or no permission to list
             return {}
 
-    unknown = [url for url, stat in found if stat is None]
     folders = {url.rpartition("/")[0] for url in unknown if scheme(url) not in (*WEB, "ais")}
-    look, places = (version, unknown) if len(unknown) <= SMALL_REQUESTS else (versions, sorted(folders))
     known: dict[str, Stat] = {}
-    for some in in_threads(known_at, places):
+    for some in in_threads(known_at, unknown if are_few else sorted(folders)):
         known |= some
     return [(url, known.get(url) if stat is None else stat) for url, stat in found]
