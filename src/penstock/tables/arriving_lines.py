@@ -8,12 +8,11 @@ from typing import Any
 from penstock.order.permutation import Indices
 from penstock.shards.arriving import ArrivingSource
 from penstock.storage import Storage
-from penstock.storage.mapped import MappedFile
+from penstock.storage.mapped import MappedFile, MappedFiles
 from penstock.storage.names import with_versions
 from penstock.tables.files import Found
 from penstock.tables.json_files import CACHE_BYTES, JsonFiles, check_columns
 from penstock.tables.line_shard import LineShard
-from penstock.tables.ranged import TableParts
 
 __all__ = ["ArrivingLines"]
 
@@ -48,7 +47,7 @@ class ArrivingLines(ArrivingSource):
         check_columns(columns)
         found = with_versions(found, storage)
         # Versions are added when they become known.
-        maps = TableParts([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found], {})
+        maps = MappedFiles([MappedFile(name, 0, 0, 0, "|u1", (0,)) for name, _ in found], {})
         shards = [LineShard(name, storage, stat) for name, stat in found]
         return cls(shards, None, JsonFiles.uncounted(maps, columns, cache_bytes))
 

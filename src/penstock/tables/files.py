@@ -1,4 +1,4 @@
-"""Find the files of a table: lists and patterns, folders of Arrow and Parquet files, folders of `huggingface/datasets`.
+"""Find and open the files of a table: patterns, folders of Arrow and Parquet files, folders of `huggingface/datasets`.
 
 data/squad/dataset_dict.json          the splits, each a folder as below
 data/squad/train/state.json           the files, in order: data-00000-of-00002.arrow, ...
@@ -11,16 +11,24 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
-from penstock.storage import Storage, io_error, is_remote
+from penstock.storage import File, Storage, io_error, is_remote
+from penstock.storage.mapped import MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand_versions, without_query
+from penstock.storage.remote import RemoteSource
+from penstock.storage.stream import in_threads
 from penstock.storage.transfer import Stat
-from penstock.storage.urls import is_inside, shown
+from penstock.storage.urls import is_inside, scheme, shown
 
-__all__ = ["ENDINGS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_table_folder", "table_files"]
+__all__ = [
+    *("ENDINGS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_stored_parquet", "is_table_folder"),
+    *("open_parts", "table_files"),
+]
 
 Found = tuple[str, Stat | None]
 """A file of a table, and its version if known."""
@@ -29,6 +37,7 @@ ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
 JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _IN_FOLDERS = tuple(name for name in JSON_ENDINGS if name != ".json")  # in folders, .json files are descriptions
+_COPIES = 4  # files copied at a time
 _PACKED = tuple(name for name in JSON_ENDINGS if name.endswith((".zst", ".gz")))
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
@@ -82,6 +91,37 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if described is not None:
         raise DataFileError(f"{shown(folder)} is named in {_DICT}, and has no {_STATE}: it is not complete")
     return _listed(folder, split, storage)
+
+
+def open_parts(found: Sequence[Found], storage: Storage | None, *, as_they_are: Callable[[str], bool]) -> MappedFiles:
+    """Open the files of a table, given with their versions if known: local ones are mapped. Raises as `look_at`.
+
+    ``as_they_are`` returns whether a remote file is opened in place. Later reads then use a copy in the cache, or range
+    requests if the cache has no room: the requested columns of a row group, or the rows of JSON lines. Parquet on a hub
+    is not copied, so a dataset may exceed the disk. All other files are copied now.
+    """
+    ranged = [number for number, (name, _) in enumerate(found) if as_they_are(name)]
+    opened = in_threads(lambda number: RemoteSource(found[number][0], storage, found[number][1]), ranged)
+    sources = dict(zip(ranged, opened, strict=True))
+    on_hub = {number for number in ranged if scheme(sources[number].url) == "hf"}
+    in_place = {number for number in on_hub if is_stored_parquet(sources[number].url)}
+    rest = [name for number, (name, _) in enumerate(found) if number not in sources]
+    others = iter(in_threads(lambda name: look_at(name, "uint8", storage), rest, count=_COPIES))
+    files = [MappedFile.of(sources[number]) if number in sources else next(others) for number in range(len(found))]
+    delimiters = {number: sign for number, (name, _) in enumerate(found) if (sign := delimiter_of(name)) is not None}
+    conversions = {number: partial(_converted, sign) for number, sign in delimiters.items()}
+    return MappedFiles(files, sources, in_place, conversions)
+
+
+def _converted(delimiter: str, file: File) -> File:
+    from penstock.tables.csv import converted_table
+
+    return converted_table(file, delimiter)
+
+
+def is_stored_parquet(name: str) -> bool:
+    """Return whether a name is the URL of a Parquet file in a store."""
+    return is_remote(name) and name.partition("?")[0].lower().endswith((".parquet", ".pq"))
 
 
 def delimiter_of(name: str) -> str | None:

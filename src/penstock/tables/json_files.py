@@ -28,16 +28,16 @@ from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage, is_remote
 from penstock.storage.file_pool import FilePool
+from penstock.storage.mapped import MappedFiles
 from penstock.storage.names import Urls
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import Range, in_threads, read_ranges
 from penstock.storage.urls import shown
-from penstock.tables.files import Found, table_files
+from penstock.tables.files import Found, open_parts, table_files
 from penstock.tables.frames import decode_frame, stream
 from penstock.tables.line_index import TextIndex, open_index
 from penstock.tables.line_shard import find_index_of, make_index_of
 from penstock.tables.lru import LruCache
-from penstock.tables.ranged import TableParts, open_parts
 from penstock.wording import counted
 
 __all__ = ["CACHE_BYTES", "JsonFiles", "check_columns", "first_keys"]
@@ -125,7 +125,7 @@ class JsonFiles(FilesSource):
         return made
 
     @classmethod
-    def uncounted(cls, maps: TableParts, columns: Sequence[str] | None, cache_bytes: int) -> Self:
+    def uncounted(cls, maps: MappedFiles, columns: Sequence[str] | None, cache_bytes: int) -> Self:
         """Return files for `read` alone; a call of `count` makes them a table."""
         made = cls.__new__(cls)
         made._set_up(maps, columns, cache_bytes)
@@ -152,8 +152,8 @@ class JsonFiles(FilesSource):
                 )
         self._columns = keys if columns is None else list(columns)
 
-    def _set_up(self, maps: TableParts, columns: Sequence[str] | None, cache_bytes: int) -> None:
-        self.maps: TableParts = maps
+    def _set_up(self, maps: MappedFiles, columns: Sequence[str] | None, cache_bytes: int) -> None:
+        self.maps: MappedFiles = maps
         self.wanted = None if columns is None else list(columns)
         """The argument ``columns``."""
         self._columns = self.wanted

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from penstock.shards.shard_file import INDEXING, Facts, ShardFile
 from penstock.storage import Cache, File
+from penstock.storage.files import DATA
 from penstock.storage.remote import RemoteSource
 from penstock.storage.urls import shown
 from penstock.tables.line_index import TextIndex, find_index, open_index
-from penstock.tables.ranged import mapped_copy
 
 __all__ = ["LineShard", "find_index_of", "make_index_of"]
 
@@ -38,5 +40,5 @@ def find_index_of(source: RemoteSource) -> TextIndex | None:
 def make_index_of(source: RemoteSource, copy: File) -> TextIndex:
     """Return the index of a version of an object, built from a copy. Raises as `open_index`."""
     with INDEXING:
-        key, array = Cache.key(source).encode(), mapped_copy(copy).array
+        key, array = Cache.key(source).encode(), np.frombuffer(copy.of(DATA).map or b"", np.uint8)
         return open_index(shown(source.url), key, lambda: array, progress=False)

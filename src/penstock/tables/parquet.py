@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from functools import lru_cache
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,11 +13,11 @@ from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import INVALID
 from penstock.storage.remote import RemoteSource
 from penstock.tables.arrow import Bytes, Layout
-from penstock.tables.ranged import RangeFile, footer
 
 __all__ = ["ParquetFile", "scan_parquet"]
 
 _CLOSE = 128 << 10
+_LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes read at a file's end: 1/64 of the file, from 16 to 64 KiB
 
 
 def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layout]:
@@ -24,7 +27,7 @@ def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layo
         DataFileError: it is not a Parquet file, or truncated.
         StorageError: its store fails.
     """
-    whole = footer(data) if isinstance(data, RemoteSource) else data
+    whole = _footer(data) if isinstance(data, RemoteSource) else data
     try:
         file = pq.ParquetFile(_mapped(whole))
         groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
@@ -76,7 +79,7 @@ class ParquetFile:
         Close ranges are read as one: a request takes as long as reading about 100 KiB.
         """
         if self._metadata is None:
-            self._metadata = pq.read_metadata(_mapped(footer(source)))
+            self._metadata = pq.read_metadata(_mapped(_footer(source)))
         group, found = self._metadata.row_group(number), list[tuple[int, int]]()
         for chunk in map(group.column, range(group.num_columns)):
             path = chunk.path_in_schema
@@ -92,8 +95,59 @@ class ParquetFile:
             else:
                 joined.append((begin, end))
         pieces = [(begin, source.read_at(begin, end - begin)) for begin, end in joined]
-        return pa.PythonFile(RangeFile(source, pieces), mode="r")
+        return pa.PythonFile(_RangeFile(source, pieces), mode="r")
 
 
 def _mapped(data: Bytes | bytes) -> pa.BufferReader:
     return pa.BufferReader(pa.py_buffer(data))
+
+
+# The size is bounded, but enough for a file that is read right after it is opened.
+@lru_cache(maxsize=32)
+def _footer(source: RemoteSource) -> bytes:
+    """Return the end of a Parquet file, including its whole footer. Takes one request, or two for a large footer.
+
+    Arrow can read the metadata from these bytes as if they were the whole file.
+    """
+    begin = max(0, source.size - min(_FOOTER, max(_LEAST, source.size // _PART)))
+    tail = source.read_at(begin, source.size - begin)
+    if tail[-4:] != b"PAR1" or len(tail) < 12:
+        raise DataFileError(f"{source.url} is not a Parquet file, or is truncated: it does not end with PAR1")
+    length = 8 + int.from_bytes(tail[-8:-4], "little")
+    if length > len(tail):
+        first = max(0, source.size - length)
+        tail = source.read_at(first, begin - first) + tail
+    return tail
+
+
+class _RangeFile(io.RawIOBase):
+    """A remote source as a file object for Arrow, with some ranges already in memory.
+
+    Args:
+        source: the remote source.
+        pieces: the offset and bytes of each range in memory; all other bytes are requested from the source.
+    """
+
+    def __init__(self, source: RemoteSource, pieces: list[tuple[int, bytes]]) -> None:
+        self._source, self._pieces, self._position = source, pieces, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Set the position, relative to the beginning, the current position or the end."""
+        self._position = offset + (0, self._position, self._source.size)[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Return ``size`` bytes, fewer only at the end; by default all remaining bytes."""
+        begin = self._position
+        end = self._source.size if size < 0 else min(begin + size, self._source.size)
+        self._position = max(begin, end)
+        for first, data in self._pieces:
+            if first <= begin and end <= first + len(data):
+                return data[begin - first : end - first]
+        return self._source.read_at(begin, end - begin)

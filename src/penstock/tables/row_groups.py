@@ -17,10 +17,10 @@ from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import as_batch, grouped, offsets_of, reordered
 from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
+from penstock.storage.mapped import MappedFiles
 from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
-from penstock.tables.ranged import TableParts
 from penstock.tables.values import as_array, plain_batch, plain_type
 
 __all__ = ["Room", "RowGroups"]
@@ -87,7 +87,7 @@ class RowGroups:
     """
 
     def __init__(
-        self, maps: TableParts, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
+        self, maps: MappedFiles, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
     ) -> None:
         self.maps, self.layouts, self.schema, self.places = maps, layouts, schema, places
         self.kept: LruCache[_Piece] = LruCache(cache_bytes)

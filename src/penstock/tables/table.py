@@ -33,10 +33,9 @@ from penstock.storage.names import Urls
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import in_threads
 from penstock.tables.arrow import Layout, scan_arrow
-from penstock.tables.files import Found, table_files
+from penstock.tables.files import Found, is_stored_parquet, open_parts, table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
 from penstock.tables.parquet import scan_parquet
-from penstock.tables.ranged import TableParts, is_stored_parquet, open_parts
 from penstock.tables.row_groups import Room, RowGroups
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
 from penstock.wording import counted
@@ -126,7 +125,7 @@ class TableFiles(FilesSource):
 
     def _set_up(self) -> None:
         pieces = self._pieces
-        self.maps: TableParts = pieces.maps
+        self.maps = pieces.maps
         self.schema: pa.Schema = pieces.schema
         """The columns that are read, as in the first file."""
         self.starts = pieces.starts
