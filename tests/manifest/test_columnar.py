@@ -207,6 +207,14 @@ def test_a_damaged_parquet_page_is_an_error_and_leaves_nothing(tmp_path: Path) -
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_type_that_arrow_cannot_take_is_an_error_with_the_file(tmp_path: Path) -> None:
+    write_arrow(pa.table({"path": pa.array(["a", "b"], pa.string_view()), "label": [0, 1]}), tmp_path / "v.arrow")
+    manifest = Manifest.open(tmp_path / "v.arrow")
+    for read in (lambda: manifest[0], lambda: manifest.records([1, 0]), lambda: manifest.take([0])):
+        with pytest.raises(ManifestError, match=r"v\.arrow .*string_view"):
+            read()
+
+
 def test_arguments_for_lines_make_no_sense(tmp_path: Path) -> None:
     path = write_parquet(example_table(), tmp_path / "t.parquet")
     for options in ({"header": True}, {"blank": "error"}, {"comment": "#"}):

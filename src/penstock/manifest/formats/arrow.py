@@ -132,16 +132,16 @@ class ArrowPart(ColumnPart):
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         numbers = np.searchsorted(self._starts, rows, "right") - 1
         local, groups, parts, size = rows - self._starts[numbers], grouped(numbers), [], 0
-        for where in groups:
-            batch, some = self._checked_batch(int(numbers[where[0]])), local[where]
-            for column in batch.columns if most is not None else ():
-                if (offsets := offsets_of(column)) is not None:
-                    size += int((offsets[some + 1] - offsets[some]).sum(dtype=np.int64))
-            if most is not None and size > most:
-                raise TooMuch
-            # Batch by batch: Arrow's take from a table would first copy all batches into one.
-            parts.append(batch.take(as_arrow(some)))
         try:
+            for where in groups:
+                batch, some = self._checked_batch(int(numbers[where[0]])), local[where]
+                for column in batch.columns if most is not None else ():
+                    if (offsets := offsets_of(column)) is not None:
+                        size += int((offsets[some + 1] - offsets[some]).sum(dtype=np.int64))
+                if most is not None and size > most:
+                    raise TooMuch
+                # Batch by batch: Arrow's take from a table would first copy all batches into one.
+                parts.append(batch.take(as_arrow(some)))
             return cast_batch(self.path, reordered(parts, groups), self._columns, self.schema, rows)
         except INVALID as error:
             raise _damaged(self.path, error) from error
