@@ -163,6 +163,21 @@ def test_shard_writer(tmp_path: Path) -> None:
     assert json.loads(by_tarfile(gzip.decompress(opened[0].getvalue()))[0][1]) == [1]
 
 
+def test_close_calls_the_finish_of_a_subclass(tmp_path: Path) -> None:
+    finished = []
+
+    class Named(ShardWriter):
+        def finish(self) -> None:
+            finished.append(self.fname)
+            super().finish()
+
+    pattern = str(tmp_path / "%d.tar")
+    with Named(pattern) as writer:
+        writer.write({"__key__": "a", "txt": b"a"})
+    assert finished[-1] == pattern % 0
+    assert os.path.exists(pattern % 0)
+
+
 @pytest.mark.parametrize("compress", ["", ".gz"])
 def test_the_file_of_an_opener_is_closed_after_an_exception(tmp_path: Path, compress: str) -> None:
     files: list[Any] = []

@@ -258,14 +258,16 @@ class ShardWriter:
         self.total += 1
 
     def finish(self) -> None:
-        """Finish the current shard. Idempotent."""
+        """Finish the current shard."""
         writer, self.tarstream = self.tarstream, None
         if writer is not None:
             writer.close()
             if self._post is not None:
                 self._post(self.fname)
 
-    close = finish
+    def close(self) -> None:
+        """Finish the last shard, by `finish`, which a subclass may override. Idempotent."""
+        self.finish()
 
     def __enter__(self) -> Self:
         return self
