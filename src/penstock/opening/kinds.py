@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get
 
 import penstock
 from penstock.clips.discovery import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS, is_lerobot_folder
-from penstock.errors import ConfigError, StorageNotFoundError
+from penstock.errors import ConfigError, DataFileError, StorageNotFoundError
 from penstock.images.files import is_image
 from penstock.manifest import Manifest
 from penstock.manifest.formats.base import EXTENSIONS, format_of
@@ -28,8 +29,8 @@ from penstock.sources.file_list import list_arrays, list_images
 from penstock.storage import Cache, File, Storage, local_path
 from penstock.storage.names import expand, without_query
 from penstock.storage.urls import path_of, scheme, shown
-from penstock.tables.files import JSON_ENDINGS, delimiter_of, is_table_folder
-from penstock.tokens.folder import NAME, TokenFolder, check_listed
+from penstock.tables.files import DESCRIPTIONS, ENDINGS_IN_FOLDERS, JSON_ENDINGS, delimiter_of
+from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import is_index
 from penstock.wording import counted
 
@@ -292,10 +293,12 @@ def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
             return SourceKind("documents", [path])
         whole = TokenFolder.whole(os.path.join(path, NAME))
         return SourceKind("tokens", [os.path.join(path, f"{each.name}.bin") for each in whole.shards])
-    check_listed(path, names)
+    _check_indexes(path, names)
     if "sequence_length" in options and (files := shards_in(path, _TOKENS)):
         return SourceKind("tokens", files)
-    if is_table_folder(path):
+    data = os.path.join(path, "data")
+    in_data = os.listdir(data) if os.path.isdir(data) else []
+    if names & DESCRIPTIONS or any(name.endswith(ENDINGS_IN_FOLDERS) for name in [*names, *in_data]):
         return SourceKind("tables", [path])
     listed = folder_manifest(path)
     if listed is None:
@@ -322,6 +325,18 @@ def _folder(path: str, options: Mapping[str, Any]) -> SourceKind:
             f"such as {os.path.join(path, classes[0])!r}"
         )
     return SourceKind("a folder of images", [path], listed)
+
+
+def _check_indexes(folder: str, names: set[str]) -> None:
+    """Raise DataFileError if a folder without ``tokens.json`` holds indexes of documents, which pass for arrays."""
+    ending = INDEX["penstock"]
+    for name in sorted(name for name in names if name.endswith(ending)):
+        stem = name.removesuffix(ending)
+        if f"{stem}.bin" in names or re.fullmatch(r"tokens-\d{5,}", stem):
+            raise DataFileError(
+                f"{folder} has tokens of `penstock tokenize` ({name} is an index of documents), and no {NAME}, which "
+                "says what they are: copy it, too, or tokenize into an empty folder again"
+            )
 
 
 def _kind_of_clips(path: str) -> str | None:

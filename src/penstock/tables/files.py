@@ -26,21 +26,24 @@ from penstock.storage.transfer import Stat
 from penstock.storage.urls import is_inside, scheme, shown
 
 __all__ = [
-    *("ENDINGS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_stored_parquet", "is_table_folder"),
+    *("DESCRIPTIONS", "ENDINGS_IN_FOLDERS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_stored_parquet"),
     *("open_parts", "table_files"),
 ]
 
 Found = tuple[str, Stat | None]
 """A file of a table, and its version if known."""
 
-ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
+_ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
 JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _IN_FOLDERS = tuple(name for name in JSON_ENDINGS if name != ".json")  # in folders, .json files are descriptions
 _COPIES = 4  # files copied at a time
-_PACKED = tuple(name for name in JSON_ENDINGS if name.endswith((".zst", ".gz")))
+ENDINGS_IN_FOLDERS = (*_ENDINGS, *(name for name in JSON_ENDINGS if name.endswith((".zst", ".gz"))))
+"""What tells that a folder holds tables. Plain JSON lines may be lists of the images in it."""
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
+DESCRIPTIONS = {_DICT, _STATE}
+"""The files by which `datasets` describes a folder that it wrote."""
 _NUMBERED = re.compile(r"(?:^|[-/])([A-Za-z0-9_.]+)-\d+-of-\d+(?:-[0-9a-f]+)?\.[a-z.]+$")
 _WORDS = re.compile(r"[^A-Za-z0-9]+")
 _SPLITS = {
@@ -146,19 +149,6 @@ def are_json(names: list[str]) -> bool:
     return kinds == {True}
 
 
-def is_table_folder(path: str) -> bool:
-    """Return whether a local folder holds tables: it was written by `datasets`, or it or its ``data`` has table files.
-
-    Plain JSON lines do not count, since they may be lists of the images in the folder.
-    """
-    if any(os.path.exists(os.path.join(path, name)) for name in (_DICT, _STATE)):
-        return True
-    for folder in (path, os.path.join(path, "data")):
-        if os.path.isdir(folder) and any(entry.name.endswith((*ENDINGS, *_PACKED)) for entry in os.scandir(folder)):
-            return True
-    return False
-
-
 def _inside(folder: str, name: str) -> str:
     return f"{folder}/{name}" if is_remote(folder) else os.path.join(folder, name)
 
@@ -188,7 +178,7 @@ def _parts(url: str) -> list[str]:
     return url.partition("://")[2].strip("/").split("/")
 
 
-def _ends(url: str, endings: tuple[str, ...] = (*ENDINGS, *JSON_ENDINGS, *_DELIMITERS)) -> bool:
+def _ends(url: str, endings: tuple[str, ...] = (*_ENDINGS, *JSON_ENDINGS, *_DELIMITERS)) -> bool:
     return without_query(url).lower().endswith(endings)
 
 
@@ -238,14 +228,14 @@ def _listed(folder: str, split: str | None, storage: Storage) -> list[Found]:
     else:
         paths = (os.path.join(where, name) for where, _, inside in os.walk(folder) for name in inside)
         listed = [(os.path.relpath(path, folder).replace(os.sep, "/"), (path, None)) for path in paths]
-    for endings in (ENDINGS, _IN_FOLDERS):
+    for endings in (_ENDINGS, _IN_FOLDERS):
         found = {name: file for name, file in listed if name.endswith(endings) and not _NOT_DATA.search(name)}
         if found:
             break
     else:
         raise DataFileIOError(
             f"{shown(folder)}: a folder without {_STATE}, {_DICT} or files of tables "
-            f"({', '.join([*ENDINGS, *_IN_FOLDERS])})"
+            f"({', '.join([*_ENDINGS, *_IN_FOLDERS])})"
         )
     splits = {name: _split_of(name) for name in sorted(found)}
     present = sorted(set(splits.values()))

@@ -17,7 +17,6 @@ import contextlib
 import io
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -31,25 +30,13 @@ from penstock.storage import Storage, is_remote, read_object, write_atomically
 from penstock.storage.urls import is_inside
 from penstock.tokens.megatron import write_index
 
-__all__ = ["INDEX", "NAME", "Shard", "ShardWriter", "TokenFolder", "check_listed"]
+__all__ = ["INDEX", "NAME", "Shard", "ShardWriter", "TokenFolder"]
 
 NAME = "tokens.json"
 INDEX = {"penstock": ".idx.npy", "megatron": ".idx"}
 """The extension of an index, by format."""
 
 _VERSION = 1
-
-
-def check_listed(folder: str, names: set[str]) -> None:
-    """Raise DataFileError if a folder without ``tokens.json`` holds indexes of documents, which pass for arrays."""
-    ending = INDEX["penstock"]
-    for name in sorted(name for name in names if name.endswith(ending)):
-        stem = name.removesuffix(ending)
-        if f"{stem}.bin" in names or re.fullmatch(r"tokens-\d{5,}", stem):
-            raise DataFileError(
-                f"{folder} has tokens of `penstock tokenize` ({name} is an index of documents), and no {NAME}, which "
-                "says what they are: copy it, too, or tokenize into an empty folder again"
-            )
 
 
 @dataclass(frozen=True)
