@@ -1,8 +1,8 @@
-"""Convert a user's indices to row numbers, and row numbers to Arrow and back."""
+"""Row numbers: from a user's indices, by part, and to Arrow and back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "to_rows"]
+__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "by_part", "grouped", "to_rows"]
 
 Rows = npt.NDArray[np.int64]
 Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
@@ -46,6 +46,27 @@ def to_rows(indices: Indices, view: range) -> Rows:
             )
         array = np.where(array < 0, array + count, array)
     return array if view.start == 0 and view.step == 1 else array * view.step + view.start
+
+
+def grouped(numbers: Rows) -> list[Rows]:
+    """Return the positions of each number, in the order of the numbers; there is at least one."""
+    if (numbers == numbers[0]).all():
+        return [np.arange(len(numbers))]
+    order = np.argsort(numbers, kind="stable")
+    arranged = numbers[order]
+    cuts = (np.flatnonzero(arranged[1:] != arranged[:-1]) + 1).tolist()
+    return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+
+
+def by_part(starts: Rows, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
+    """Yield the number of each part with some of the rows, their positions in ``rows``, and their rows in the part.
+
+    ``starts`` are the first row of each part, and the number of all rows.
+    """
+    numbers = starts.searchsorted(rows, "right") - 1
+    for places in grouped(numbers) if len(rows) else ():
+        number = int(numbers[places[0]])
+        yield number, places, rows[places] - starts[number]
 
 
 def as_arrow(rows: Rows) -> pa.Int64Array:

@@ -24,7 +24,7 @@ import xxhash
 
 from penstock.errors import ConfigError, ManifestChangedError, ManifestError, ManifestIOError
 from penstock.manifest.formats.base import Context, ParsedPart, Part, format_of, join_root, open_part
-from penstock.manifest.indices import Indices, Rows, as_arrow, to_rows
+from penstock.manifest.indices import Indices, Rows, as_arrow, by_part, to_rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.options import Blank, Columns, Format, Header, make_options
 from penstock.storage.names import Urls, expand
@@ -449,15 +449,8 @@ class Manifest:
 
     def _by_part(self, rows: Rows) -> Iterator[tuple[Part, Rows, Rows]]:
         """Yield each part that holds some of the rows, with their positions in ``rows`` and row numbers in the part."""
-        if self._only is not None:
-            if rows.size:
-                yield self._only, np.arange(len(rows)), rows
-            return
-        numbers = np.searchsorted(self._starts, rows, "right") - 1
-        order = np.argsort(numbers, kind="stable")
-        used, bounds = np.unique(numbers[order], return_index=True)
-        for number, places in zip(used.tolist(), np.split(order, bounds[1:]), strict=False):
-            yield self._parts[number], places, rows[places] - self._starts[number]
+        for number, places, local in by_part(self._starts, rows):
+            yield self._parts[number], places, local
 
     def _collect(self, rows: Rows, read: Callable[[Part, Rows, Rows], list[list[Any]]]) -> list[Record]:
         """Return the records of several parts in the order of ``rows``; ``read`` returns the values of one part."""

@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from penstock.errors import ConfigError, DataFileError
+from penstock.manifest.indices import by_part
 from penstock.order.permutation import Indices, normalise
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
@@ -55,7 +56,7 @@ class ArrayFiles(FilesSource):
 
     def read_into(self, out: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> None:
         """Write rows into an array of shape (rows, *row), with one copy from the file's pages."""
-        for number, places, local in self.by_file(rows):
+        for number, places, local in by_part(self.starts, rows):
             array = self.maps.array(number)
             if len(places) == len(rows) and array.dtype == out.dtype:
                 np.take(array, local, axis=0, out=out, mode="clip")  # in range: `normalise` has checked

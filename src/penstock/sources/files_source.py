@@ -7,7 +7,6 @@ for all of them, and is here: the file of a row, the identity of the rows, and t
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,16 +38,6 @@ class FilesSource(abc.ABC):
     @abc.abstractmethod
     def records(self, rows: Indices) -> list[Any]:
         """Return the records of rows, in this order."""
-
-    def by_file(self, rows: Indices) -> Iterator[tuple[int, Indices, Indices]]:
-        """Yield the number of each file with some of these rows, their places in ``rows``, and their rows there."""
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
-            yield int(numbers[0]), np.arange(len(rows)), rows - self.starts[numbers[0]]
-            return
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            yield number, places, rows[places] - self.starts[number]
 
     def stored(self) -> list[StoredShard]:
         """Return the files in a store that are copied when they are needed, for prefetching."""

@@ -29,6 +29,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import ConfigError, DataFileError
+from penstock.manifest.indices import by_part
 from penstock.order.permutation import Indices, normalise
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
@@ -151,7 +152,7 @@ class TokenFiles(_Tokens):
 
     def read_into(self, out: npt.NDArray[Any], rows: Indices) -> None:
         """Write sequences into an array of shape (rows, length), with one copy from the file's pages."""
-        for number, places, local in self.by_file(rows):
+        for number, places, local in by_part(self.starts, rows):
             tokens = self.maps.array(number)
             if self.end_token is not None:
                 for place, (begin, end) in zip(places.tolist(), self._indexes[number][local].tolist(), strict=True):
@@ -366,7 +367,7 @@ class DocumentFiles(_Tokens):
         with stage("read"):
             rows = normalise(rows, len(self))
             found: list[torch.Tensor] = [_NONE] * len(rows)
-            for number, places, local in self.by_file(rows):
+            for number, places, local in by_part(self.starts, rows):
                 tokens = self.maps.array(number)
                 begins, ends = self._indexes[number].bounds(local)
                 bad = (begins < 0) | (begins > ends) | (ends > len(tokens))

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataFileError
+from penstock.manifest.indices import grouped
 from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.shard_file import Facts
@@ -295,9 +296,9 @@ class JsonFiles(FilesSource):
     def _texts(self, numbers: Indices, rows: Indices) -> Iterator[tuple[int, bytes]]:
         """Yield the position in ``rows`` and the text of each line, file by file, and frame by frame if compressed."""
         ranges: list[tuple[int, Range]] = []
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            index, local = self._index(number), rows[places]
+        for places in grouped(numbers) if len(numbers) else ():
+            number, local = int(numbers[places[0]]), rows[places]
+            index = self._index(number)
             begins, ends = index.rows[local], index.rows[local + 1]
             if len(index.frames):
                 yield from self._decoded(number, places, begins, ends)

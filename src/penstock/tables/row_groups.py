@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DataFileError
-from penstock.manifest.formats.columns import as_batch, grouped, offsets_of, reordered
-from penstock.manifest.indices import as_arrow
+from penstock.manifest.formats.columns import as_batch, offsets_of, reordered
+from penstock.manifest.indices import as_arrow, grouped
 from penstock.order.permutation import Indices
 from penstock.storage.mapped import MappedFiles
 from penstock.tables.arrow import ArrowFile, Layout

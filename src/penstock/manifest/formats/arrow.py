@@ -26,12 +26,11 @@ from penstock.manifest.formats.columns import (
     cast_batch,
     damage_of,
     final_schema,
-    grouped,
     is_mapped,
     offsets_of,
     reordered,
 )
-from penstock.manifest.indices import Rows, as_arrow
+from penstock.manifest.indices import Rows, as_arrow, grouped
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import hash_file

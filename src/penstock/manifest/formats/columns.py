@@ -20,7 +20,6 @@ __all__ = [
     "cast_batch",
     "damage_of",
     "final_schema",
-    "grouped",
     "is_mapped",
     "offsets_of",
     "reordered",
@@ -166,16 +165,6 @@ def as_batch(batches: Sequence[pa.RecordBatch], error: Callable[[str], Exception
     except pa.ArrowInvalid:
         rows = sum(batch.num_rows for batch in batches)
         raise error(f"{rows} rows hold more than 2 GiB of text, too much for one batch; gather fewer at once") from None
-
-
-def grouped(numbers: Rows) -> list[Rows]:
-    """Return the positions of each number, in the order of the numbers."""
-    if (numbers == numbers[0]).all():
-        return [np.arange(len(numbers))]
-    order = np.argsort(numbers, kind="stable")
-    arranged = numbers[order]
-    cuts = (np.flatnonzero(arranged[1:] != arranged[:-1]) + 1).tolist()
-    return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
 
 
 def reordered(
