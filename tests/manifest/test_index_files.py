@@ -22,7 +22,7 @@ from penstock.errors import ManifestChangedError, ManifestError
 from penstock.manifest import Manifest
 from penstock.manifest.lines import LineIndex
 from penstock.manifest.scan import LineRules
-from penstock.manifest.sidecar import DATA, Header
+from penstock.manifest.sidecar import BODY, Header
 from penstock.storage import File
 
 WriteFile = Callable[..., Path]
@@ -45,8 +45,8 @@ def test_layout_of_the_file(write: WriteFile) -> None:
     assert rules == LineRules().digest() == 0x1DC4DBFCE51D4598
     assert digest == xxhash.xxh3_128_digest(path.read_bytes())
     assert checksum == xxhash.xxh3_64_intdigest(data[:64])
-    assert DATA % 64 == 0
-    assert np.frombuffer(data, "<i8", offset=DATA).tolist() == [3, 8, 13]
+    assert BODY % 64 == 0
+    assert np.frombuffer(data, "<i8", offset=BODY).tolist() == [3, 8, 13]
 
 
 def test_an_index_is_kept_and_used_again(write: WriteFile) -> None:
@@ -117,7 +117,7 @@ def test_a_forged_offset_is_found_out(write: WriteFile, place: int, offset: int)
     LineIndex(File(str(path)), LineRules())
     sidecar = sidecar_of(path)
     data = bytearray(sidecar.read_bytes())
-    data[DATA + 8 * place : DATA + 8 * place + 8] = struct.pack("<q", offset)
+    data[BODY + 8 * place : BODY + 8 * place + 8] = struct.pack("<q", offset)
     sidecar.write_bytes(data)
     for times in (1, 3):  # a batch, and more rows than that
         sidecar.write_bytes(data)
@@ -140,7 +140,7 @@ def test_a_forged_offset_at_another_row_is_found_out(write: WriteFile, content: 
     sidecar = sidecar_of(path)
     sound = sidecar.read_bytes()
     data = bytearray(sound)
-    data[DATA + 8 * 70 : DATA + 8 * 71] = data[DATA + 8 * 60 : DATA + 8 * 61]
+    data[BODY + 8 * 70 : BODY + 8 * 71] = data[BODY + 8 * 60 : BODY + 8 * 61]
     for read in (
         lambda index: index.one(70),
         lambda index: index.text(np.array([70]))[0],
@@ -164,7 +164,7 @@ def test_a_forged_offset_within_a_batch_is_found_out(
     sidecar = sidecar_of(path)
     sound = sidecar.read_bytes()
     data = bytearray(sound)
-    data[DATA + 8 * 61 : DATA + 8 * 62] = data[DATA + 8 * place : DATA + 8 * (place + 1)]
+    data[BODY + 8 * 61 : BODY + 8 * 62] = data[BODY + 8 * place : BODY + 8 * (place + 1)]
     sidecar.write_bytes(data)
     assert read(LineIndex(File(str(path)), LineRules()), rows) == expected
     assert sidecar.read_bytes() == sound
@@ -175,7 +175,7 @@ def test_a_forged_number_of_rows_is_found_out(write: WriteFile) -> None:
     Manifest.open(path)
     sidecar = sidecar_of(path)
     data = sidecar.read_bytes()
-    header = Header.unpack(data[:DATA])
+    header = Header.unpack(data[:BODY])
     assert header is not None
     forged = Header(header.flags, 3, header.size, header.mtime_ns, header.rules, header.digest).pack()
     sidecar.write_bytes(forged + struct.pack("<4q", 0, 5, 10**15, header.size))
@@ -233,7 +233,7 @@ def test_a_truncated_index_that_another_process_repaired_is_taken_as_it_is(
 ) -> None:
     path = write(LINES)
     manifest = Manifest.open(path)
-    os.truncate(sidecar_of(path), DATA)
+    os.truncate(sidecar_of(path), BODY)
     Manifest.open(path)
     monkeypatch.setattr(LineIndex, "_build", None)
     assert manifest[99].path == "dir/img_99.jpg"
@@ -368,8 +368,8 @@ def test_an_appended_file_has_the_index_of_a_new_one(
     sidecar_of(path).unlink()
     LineIndex(File(str(path)), rules)
     fresh = sidecar_of(path).read_bytes()
-    assert grown[DATA:] == fresh[DATA:]
-    appended, whole = Header.unpack(grown[:DATA]), Header.unpack(fresh[:DATA])
+    assert grown[BODY:] == fresh[BODY:]
+    appended, whole = Header.unpack(grown[:BODY]), Header.unpack(fresh[:BODY])
     assert appended is not None
     assert whole is not None
     assert appended.digest == whole.digest
@@ -382,11 +382,11 @@ def test_appending_does_not_read_the_old_rows_again(write: WriteFile) -> None:
     Manifest.open(path)
     sidecar = sidecar_of(path)
     data = sidecar.read_bytes()
-    sidecar.write_bytes(data[: DATA + 8] + struct.pack("<q", 5) + data[DATA + 16 :])
+    sidecar.write_bytes(data[: BODY + 8] + struct.pack("<q", 5) + data[BODY + 16 :])
     with open(path, "a") as file:
         file.write("d 4\n")
     assert len(Manifest.open(path)) == 4
-    assert np.frombuffer(sidecar.read_bytes(), "<i8", offset=DATA).tolist() == [0, 5, 8, 12, 16]
+    assert np.frombuffer(sidecar.read_bytes(), "<i8", offset=BODY).tolist() == [0, 5, 8, 12, 16]
     assert [r.label for r in Manifest.open(path)] == [1, 2, 3, 4]  # and found out when it is read
 
 

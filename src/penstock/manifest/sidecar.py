@@ -27,10 +27,10 @@ from penstock.errors import ManifestError
 from penstock.storage import File, cache_root, io_error
 from penstock.storage.derived import load_or_write
 
-__all__ = ["DATA", "FRAMES", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
+__all__ = ["BODY", "FRAMES", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
 MAGIC, VERSION = b"PENSTOCK", 1
-DATA = 128  # start of the offsets; a multiple of 64, the alignment that Arrow recommends
+BODY = 128  # start of the offsets; a multiple of 64, the alignment that Arrow recommends
 NO_OFFSETS = 1 << 16  # flag: nothing follows the header
 FRAMES = 1 << 17  # flag: the offsets of frames follow those of rows
 _STRUCT = struct.Struct("<8sIIqqqQ16s")
@@ -49,14 +49,14 @@ class Header:
     digest: bytes
 
     def pack(self) -> bytes:
-        """Return the bytes before the offsets: fields, checksum, zeros up to `DATA`."""
+        """Return the bytes before the offsets: fields, checksum, zeros up to `BODY`."""
         body = _STRUCT.pack(MAGIC, VERSION, self.flags, self.rows, self.size, self.mtime_ns, self.rules, self.digest)
-        return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(DATA, b"\0")
+        return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(BODY, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> Header | None:
         """Return the header, or None if the data is not a header of this version with a valid checksum."""
-        if len(data) < DATA:
+        if len(data) < BODY:
             return None
         body = data[: _STRUCT.size]
         magic, version, *fields = _STRUCT.unpack(body)
@@ -68,7 +68,7 @@ class Header:
     @property
     def length(self) -> int:
         """Size of the sidecar in bytes, without offsets of frames."""
-        return DATA if self.flags & NO_OFFSETS else DATA + 8 * (self.rows + 1)
+        return BODY if self.flags & NO_OFFSETS else BODY + 8 * (self.rows + 1)
 
     def describes(self, source: File) -> bool:
         """Return whether the source has the size and modification time of the indexed one."""
@@ -88,7 +88,7 @@ class Sidecar:
         """Return the sidecar at ``path``, even if stale, or None if there is no valid one for these rules."""
         try:
             with open(path, "rb", buffering=0) as file:
-                header = Header.unpack(file.read(DATA))
+                header = Header.unpack(file.read(BODY))
                 if header is None or header.rules != rules or header.rows < 0:
                     return None
                 more = os.fstat(file.fileno()).st_size - header.length
@@ -105,7 +105,7 @@ class Sidecar:
     @property
     def offsets(self) -> memoryview:
         """The offsets of rows, as an int64 view of the map."""
-        return memoryview(self.map)[DATA : self.header.length].cast("q")
+        return memoryview(self.map)[BODY : self.header.length].cast("q")
 
 
 def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:
@@ -142,7 +142,7 @@ def load_or_build(source: File, suffix: str, cache_dir: str | None, rules: int, 
     def write(out: BinaryIO) -> None:
         source.settle()
         stale = next((old for path in paths if (old := Sidecar.load(path, rules)) is not None), None)
-        out.write(bytes(DATA))
+        out.write(bytes(BODY))
         header = replace(build(source, out, stale), rules=rules)
         source.check()
         out.seek(0)

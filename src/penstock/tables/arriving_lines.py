@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.order.permutation import Indices
 from penstock.shards.arriving import ArrivingSource
-from penstock.storage import Storage
+from penstock.shards.shard_file import Facts, ShardFile
+from penstock.storage import File, Storage
 from penstock.storage.mapped import MappedFile, MappedFiles
 from penstock.storage.names import with_versions
 from penstock.tables.files import Found
 from penstock.tables.json_files import CACHE_BYTES, JsonFiles, check_columns
-from penstock.tables.line_shard import LineShard
+from penstock.tables.line_index import TextIndex, find_index_of, make_index_of
 
 __all__ = ["ArrivingLines"]
+
+
+class LineShard(ShardFile):
+    """A JSON-lines file in a store."""
+
+    def find(self) -> Facts | None:
+        index = find_index_of(self.source)
+        return None if index is None else self._facts(index)
+
+    def index_copy(self, copy: File, progress: Callable[[int], object]) -> Facts:
+        index = make_index_of(self.source, copy)
+        progress(copy.size)
+        return self._facts(index)
+
+    def _facts(self, index: TextIndex) -> Facts:
+        return Facts(self.source.stat, len(index), self.source.stat.fingerprint)
 
 
 class ArrivingLines(ArrivingSource):

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import ConfigError, DataFileError
 from penstock.manifest.indices import grouped
@@ -36,8 +35,7 @@ from penstock.storage.stream import Range, in_threads, read_ranges
 from penstock.storage.urls import shown
 from penstock.tables.files import Found, open_parts, table_files
 from penstock.tables.frames import decode_frame, stream
-from penstock.tables.line_index import TextIndex, open_index
-from penstock.tables.line_shard import find_index_of, make_index_of
+from penstock.tables.line_index import TextIndex, find_index_of, make_index_of, open_index
 from penstock.tables.lru import LruCache
 from penstock.wording import counted
 
@@ -107,22 +105,13 @@ class JsonFiles(FilesSource):
         storage: Storage | None = None,
         progress: bool | None = None,
     ) -> None:
-        check_columns(columns)
         self._open(table_files(source, split, storage), columns, cache_bytes, storage, progress)
 
     @classmethod
-    def of(
-        cls,
-        files: Sequence[Found],
-        *,
-        columns: Sequence[str] | None = None,
-        cache_bytes: int = CACHE_BYTES,
-        storage: Storage | None = None,
-    ) -> Self:
-        """Return the rows of files from `table_files`; arguments as for the class."""
-        check_columns(columns)
+    def of(cls, files: Sequence[Found], **options: Any) -> Self:
+        """Return the rows of files from `table_files`; options as for the class, but for the split."""
         made = cls.__new__(cls)
-        made._open(files, columns, cache_bytes, storage, None)
+        made._open(files, **options)
         return made
 
     @classmethod
@@ -135,11 +124,12 @@ class JsonFiles(FilesSource):
     def _open(
         self,
         files: Sequence[Found],
-        columns: Sequence[str] | None,
-        cache_bytes: int,
-        storage: Storage | None,
-        progress: bool | None,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        storage: Storage | None = None,
+        progress: bool | None = None,
     ) -> None:
+        check_columns(columns)
         self._set_up(open_parts(files, storage, as_they_are=is_remote), columns, cache_bytes)
         stored = [number for number in range(len(files)) if self.maps.source(number) is not None]
         in_threads(lambda number: self._index(number, progress), stored, count=_COPIES)
@@ -316,9 +306,7 @@ class JsonFiles(FilesSource):
         texts = read_ranges([part for _, part in ranges])
         yield from zip((place for place, _ in ranges), texts, strict=True)
 
-    def _decoded(
-        self, number: int, places: npt.NDArray[np.int64], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[int, bytes]]:
+    def _decoded(self, number: int, places: Indices, begins: Indices, ends: Indices) -> Iterator[tuple[int, bytes]]:
         frames = self._index(number).frames[:, 1]
         first, last = frames.searchsorted(begins, "right") - 1, frames.searchsorted(ends, "left") - 1
         for k in np.argsort(first, kind="stable").tolist():

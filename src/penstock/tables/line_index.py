@@ -26,13 +26,17 @@ import zstandard
 
 from penstock.errors import DataFileError, DataFileIOError, ManifestIOError, PenstockError
 from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
-from penstock.manifest.sidecar import DATA, FRAMES, Header, Sidecar
+from penstock.manifest.sidecar import BODY, FRAMES, Header, Sidecar
 from penstock.progress import progress_bar
-from penstock.storage import UNWRITABLE, io_error
+from penstock.shards.shard_file import INDEXING
+from penstock.storage import UNWRITABLE, Cache, File, io_error
 from penstock.storage.derived import derived_files, derived_path, limit_given, load_or_write, write_derived
+from penstock.storage.files import DATA
+from penstock.storage.remote import RemoteSource
+from penstock.storage.urls import shown
 from penstock.tables.frames import Bytes, find_frames, is_gzip, is_zstd, stream
 
-__all__ = ["TextIndex", "find_index", "open_index"]
+__all__ = ["TextIndex", "find_index_of", "make_index_of", "open_index"]
 
 FRAME = 128 << 10
 """Bytes of text in a frame of a copy: reading a row decodes this much, in 0.1 to 0.2 ms."""
@@ -69,9 +73,16 @@ class TextIndex:
         return len(self.rows) - 1
 
 
-def find_index(identity: bytes) -> TextIndex | None:
-    """Return the cached index of a file, or None."""
-    return _load(_place(identity))
+def find_index_of(source: RemoteSource) -> TextIndex | None:
+    """Return the cached index of a version of an object in a store, or None."""
+    return _load(_place(Cache.key(source).encode()))
+
+
+def make_index_of(source: RemoteSource, copy: File) -> TextIndex:
+    """Return the index of a version of an object, built from a copy. Raises as `open_index`."""
+    with INDEXING:
+        array = np.frombuffer(copy.of(DATA).map or b"", np.uint8)
+        return open_index(shown(source.url), Cache.key(source).encode(), lambda: array, progress=False)
 
 
 def open_index(
@@ -222,7 +233,7 @@ def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iter
 
 def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int], copied: int = 0) -> None:
     """Write an index. ``frames`` is filled while the pieces are consumed; ``copied`` is the flag of a copy."""
-    out.write(bytes(DATA))
+    out.write(bytes(BODY))
     scanner = Scanner(_RULES, out)
     try:
         for number, piece in enumerate(pieces):
