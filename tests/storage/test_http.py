@@ -102,6 +102,18 @@ class TestReading:
         assert source.read_at(4 << 20, 9) == DATA[4 << 20 : (4 << 20) + 9]
         assert len(server.requests) == 1 + 3
 
+    def test_objects_without_ranges_are_copied_at_the_same_time(self, server: Any) -> None:
+        sources = [open_source(server.put(name, DATA[:300_000], ranges=False)) for name in ("a.bin", "b.bin")]
+        server.fault = lambda *request: "drip:0.2"
+        server.most_under_way = 0
+        threads = [threading.Thread(target=source.read_at, args=(0, 9)) for source in sources]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.most_under_way == 2
+        assert [source.read_at(5, 9) for source in sources] == [DATA[5:14]] * 2
+
     def test_sources_are_pickled(self, server: Any) -> None:
         source = pickle.loads(pickle.dumps(QUICK.open(server.put("a.bin", DATA))))
         assert source.read_at(1, 4) == DATA[1:5]

@@ -20,7 +20,6 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -259,6 +258,7 @@ class RemoteSource:
         store = self.storage.store_of(url)
         self.stat = persist(url, "open", lambda: store.stat(url), self.storage) if stat is None else stat
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
+        self._local: File | None = None
         self._cancel: Cancel | None = None
         self._begun: Callable[[], object] = lambda: None
 
@@ -289,7 +289,7 @@ class RemoteSource:
         if offset >= stop:
             return b""
         if not self.stat.ranged:
-            return self._whole.read_at(offset, stop - offset)
+            return self._whole().read_at(offset, stop - offset)
         if stop - offset <= self.storage.block:
             return bytes(self.fetch(offset, stop))
         with self.stream(offset, stop) as stream:
@@ -299,7 +299,7 @@ class RemoteSource:
         """Return the bytes ``[begin, end)`` as a file that reads ahead. Memory: `Storage.parallel` blocks."""
         how, stop = self.storage, self.size if end is None else min(end, self.size)
         if not self.stat.ranged:
-            return self._whole.stream(begin, stop)
+            return self._whole().stream(begin, stop)
         spare: list[bytearray] = []  # reused: fresh memory costs a page fault for every 4 KiB
 
         def fetch(first: int, last: int, cancel: Cancel) -> bytearray:
@@ -376,9 +376,10 @@ class RemoteSource:
         except NotCachedError:
             return None
 
-    @cached_property
     def _whole(self) -> File:
-        return self.local()
+        if self._local is None:  # not a cached_property, which in Python 3.11 holds one lock for all objects
+            self._local = self.local()
+        return self._local
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSource, (self.url, self.storage, self.stat)
