@@ -194,11 +194,13 @@ class Cache:
     def _open_copy(self, key: str, keep: bool) -> File | None:
         """Return the copy if it is valid, and note its use; remove an invalid one and return None."""
         folder = self.folder / "objects" / key
-        is_there = folder.exists()  # first: a folder that appears now is complete
         entry = read_entry(folder)
-        if entry is None:
-            if is_there:
+        if entry is None and folder.exists():
+            # It may have appeared between the two checks. Then it is complete.
+            entry = read_entry(folder)
+            if entry is None:
                 self._discard(folder)
+        if entry is None:
             return None
         try:
             file = File(str(folder / entry["name"]), STORED, is_copy=True)
