@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
@@ -396,3 +397,16 @@ def test_text_of_compressed_files_is_copied_while_there_is_room(
     assert table.records(order) == [rows[k] for k in order]
     assert table.decoded > 0
     assert not list((tmp_path / "cache").rglob("*.txt"))
+
+
+def test_no_space_for_the_text_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "no space")
+        yield
+
+    monkeypatch.setattr(line_index, "_as_text", full)
+    rows = [{"a": number} for number in range(9)]
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(rows)))
+    assert list(ps.JsonFiles(path)) == rows
+    assert not list(cache_root().rglob("*.txt"))

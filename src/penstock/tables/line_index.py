@@ -161,9 +161,14 @@ def _make(name: str, data: Bytes, out: BinaryIO, path: Path, progress: bool | No
                 with write_derived(path.with_suffix(".txt")) as text:
                     _write(name, out, _as_text(stream(name, data, advance), text, room), frames, _TEXT)
                 return
+            except OSError as error:
+                # The disk has no space for the text. A copy in frames is smaller.
+                if error.errno not in UNWRITABLE or isinstance(error, PenstockError):
+                    raise
             except _TooLarge:
-                out.seek(0)
-                out.truncate()
+                pass
+            out.seek(0)
+            out.truncate()
         if is_zstd(data):
             try:
                 _write(name, out, _in_frames(name, data, frames, advance), frames)
