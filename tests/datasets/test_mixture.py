@@ -335,6 +335,17 @@ def test_errors_name_the_source() -> None:
     assert any("of bad" in note for note in caught.value.__notes__)
 
 
+def test_an_error_of_items_that_are_loaded_together_names_their_source() -> None:
+    class Together(Numbers):
+        def __getitems__(self, rows: list[int]) -> list[Any]:
+            raise ValueError("boom")
+
+    mixture = Mixture([(Numbers(0, 4), 1), (Together(0, 4), 1)], names=["good", "bad"], rank=0, world_size=1)
+    with pytest.raises(ValueError, match="boom") as caught:
+        mixture.__getitems__(list(range(8)))
+    assert caught.value.__notes__ == ["while loading 4 rows of bad"]
+
+
 def test_sources_of_ours(write_manifest: Any) -> None:
     manifest = Manifest.open(write_manifest(30), progress=False)
     whole = RankDataset(manifest, rank=0, world_size=1, shuffle="none")

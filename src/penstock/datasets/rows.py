@@ -14,7 +14,7 @@ from penstock.random import sample_scope
 from penstock.samplers.identity import own_order, shares_in
 from penstock.sources.batched import BatchedDataset
 from penstock.sources.files_source import FilesSource
-from penstock.wording import kind_text
+from penstock.wording import counted, kind_text
 
 if TYPE_CHECKING:
     from penstock.plan.exclusion import ExcludedRows
@@ -142,12 +142,20 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None, *, 
             error.add_note(f"while loading row {row} of {type(dataset).__name__ if name is None else name}")
             raise
 
-    many = getattr(dataset, "__getitems__", None)
+    def together() -> list[Any]:
+        try:
+            return list(many(list(rows)))
+        except Exception as error:
+            if name is not None:
+                error.add_note(f"while loading {counted(len(rows), 'row')} of {name}")
+            raise
+
+    many: Any = getattr(dataset, "__getitems__", None)
     if keys is None:
-        return list(many(list(rows))) if many is not None else [item(row) for row in rows]
+        return together() if many is not None else [item(row) for row in rows]
     with sample_scope(keys[0] if keys else 0) as scope:
         if many is not None:
-            items = list(many(list(rows)))
+            items = together()
             if scope.generator is None:
                 return items
         # Items that drew from one generator would depend on each other: load each again in its own scope.
