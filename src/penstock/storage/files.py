@@ -192,9 +192,15 @@ class File:
     def read_exact(self, count: int, position: int) -> bytes:
         """Return exactly ``count`` bytes from a position. Use `check` to see whether the file has changed.
 
-        PenstockError (of the family): the file is too short now, or cannot be read.
+        Raises:
+            PenstockError: (of the family) the file is too short now, or cannot be read.
         """
-        data = self.read(count, position)
+        try:
+            data = os.pread(self._fd, count, position)
+        except AttributeError:  # Windows
+            data = self.read(count, position)
+        except OSError as error:
+            raise self.family.error(self.path, error, more=f" (at byte {position})") from error
         if len(data) == count:
             return data
         whole = bytearray(data).ljust(count, b"\0")  # a large read may return less
