@@ -250,6 +250,18 @@ def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
     assert len(ps.JsonFiles(path)) == N + 1
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_that_is_written_again_with_its_old_time(tmp_path: Path, name: str) -> None:
+    """As by ``rsync --times --inplace``: a copy of the old text is not used."""
+    pack = {"jsonl": bytes, "gz": gzip.compress, "zst": zstandard.compress}[name.rpartition(".")[2]]
+    path = tmp_path / name
+    for number in (1, 2):
+        path.write_bytes(pack(lines([{"a": number}])))
+        os.utime(path, ns=(10**18, 10**18))
+        assert ps.JsonFiles(path)[0] == {"a": number}
+        time.sleep(0.05)
+
+
 def test_an_index_that_is_damaged_or_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_index, "_room_for_text", lambda: 0)
     path = tmp_path / "a.jsonl.zst"

@@ -170,7 +170,9 @@ class JsonFiles(FilesSource):
                 found = find_index_of(source) or make_index_of(source, source.local(progress=progress))
             else:
                 file = self.maps.files[number]
-                identity = os.fsencode(f"{os.path.realpath(file.path)} {self.maps.version(number)}")
+                # A file that is written again with its old time is found out by its content: the text may be a copy.
+                version = f"{self.maps.version(number)} {self.maps.fingerprint(number)}"
+                identity = os.fsencode(f"{os.path.realpath(file.path)} {version}")
                 found = open_index(file.path, identity, lambda: self.maps.array(number), progress, as_text=True)
             self._indexes.add(number, found)
         return found

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from penstock.datasets.file_rows import documents_in, file_row_count, filters_in, with_an_order
+from penstock.datasets.mixed_rows import MixedOrder
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packed import PackedDataset
 from penstock.datasets.rows import row_count
@@ -199,7 +200,7 @@ class _Run:
 
     def _mixture(self, epoch: int) -> StagedMixture:
         if isinstance(self._dataset, Mixture):
-            return self._dataset.plan.source.mixture(epoch, self._stages)  # type: ignore[no-any-return]
+            return MixedOrder(self._dataset.plan.source, epoch, self._stages).mixture
         return StagedMixture(self._stages, self._length, epoch)
 
     def _before(self, position: int) -> tuple[int, ...]:

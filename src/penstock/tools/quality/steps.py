@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.datasets.file_rows import documents_in, file_row_count, file_rows, kept_places, with_an_order
+from penstock.datasets.mixed_rows import MixedOrder
 from penstock.datasets.mixture import Mixture
 from penstock.datasets.packed import PackedDataset
 from penstock.datasets.rows import row_count
@@ -152,7 +153,9 @@ def _worst(mixture: Mixture, epochs: int, ranks: int, window: int) -> ShareQuali
     weights /= weights.sum(axis=1, keepdims=True)
     found = []
     for epoch in range(epochs if length >= ranks else 0):
-        epoch_order = _EpochSources(rows.mixture(epoch, stages), [stage.begin - epoch * length for stage in stages])
+        epoch_order = _EpochSources(
+            MixedOrder(rows, epoch, stages).mixture, [stage.begin - epoch * length for stage in stages]
+        )
         found.append(
             measure_shares(epoch_order.sources, weights, length, stages=epoch_order.stages, ranks=ranks, window=window)
         )
