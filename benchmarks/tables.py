@@ -1,7 +1,8 @@
 """Tables: `TableDataset` beside `datasets` with torch's DataLoader: numbers, text and images. And orders of Parquet.
 
-Both read the folder that ``Dataset.save_to_disk`` wrote, in the same order and the same batches (a hash of the labels
-says so), with the default collate function; `datasets` in its formats. Each is measured in a process of its own, after
+Both read the folder that ``Dataset.save_to_disk`` wrote, or a Parquet file of the same text, which `datasets` converts
+to Arrow first. They make the same batches in the same order (a hash of the labels says so), with the default collate
+function; `datasets` in its formats. Each is measured in a process of its own, after
 a pass that starts workers and fills the page cache, and all of them in turn. Processor time is that of the process and
 its workers.
 
@@ -27,7 +28,7 @@ import psutil
 
 from _common import arguments, folder, in_a_process, parse, spread, table
 
-KINDS = {"numbers": 256, "text": 256, "images": 64}
+KINDS = {"numbers": 256, "text": 256, "text in Parquet": 256, "images": 64}
 """Batch size of each kind of rows."""
 
 SECONDS = 1.0
@@ -49,7 +50,7 @@ def write(where: Path, kind: str, rows: int) -> None:
     if kind == "numbers":
         values: Any = list(rng.random((rows, 32), np.float32))
         features["row"] = datasets.List(datasets.Value("float32"), length=32)
-    elif kind == "text":
+    elif kind != "images":
         values = ["words " * int(count) for count in rng.integers(10, 250, rows)]
         features["row"] = datasets.Value("string")
     else:
@@ -60,7 +61,11 @@ def write(where: Path, kind: str, rows: int) -> None:
             values.append({"bytes": out.getvalue(), "path": None})
         values = [values[k % 64] for k in range(rows)]
     made = datasets.Dataset.from_dict({**labels, "row": values}, features=datasets.Features(features))
-    made.save_to_disk(str(where / kind))
+    if kind == "text in Parquet":
+        (where / kind).mkdir()
+        made.to_parquet(where / kind / "train.parquet", batch_size=1000)
+    else:
+        made.save_to_disk(str(where / kind))
 
 
 def loader_of(path: Path, peer: str, workers: int) -> Any:
@@ -76,7 +81,12 @@ def loader_of(path: Path, peer: str, workers: int) -> Any:
     import datasets
 
     form = peer.partition(", ")[2]
-    theirs = datasets.load_from_disk(str(path)).with_format(None if form == "python" else form)
+    if path.name == "text in Parquet":
+        file, cache = str(path / "train.parquet"), str(path.parent / "converted")
+        theirs = datasets.load_dataset("parquet", data_files=file, split="train", cache_dir=cache)
+    else:
+        theirs = datasets.load_from_disk(str(path))
+    theirs = theirs.with_format(None if form == "python" else form)
     order = penstock.make_order("global", len(theirs), seed=0)[np.arange(len(theirs))].tolist()
     return torch.utils.data.DataLoader(theirs, sampler=order, **more)
 
@@ -116,7 +126,7 @@ def beside_datasets(where: Path, options: Any) -> None:
     for kind in options.kinds:
         rows = options.lines if kind != "images" else max(64, options.lines // 20)
         write(where, kind, rows)
-        peers = [peer for peer in PEERS if peer != "datasets, python" or kind == "text"]
+        peers = [peer for peer in PEERS if peer != "datasets, python" or kind.startswith("text")]
         names = [(peer, workers) for workers in (0, 2) for peer in peers]
         found: dict[Any, list[Any]] = {name: [] for name in names}
         for _ in range(options.repeat):
