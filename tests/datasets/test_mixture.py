@@ -346,6 +346,17 @@ def test_an_error_of_items_that_are_loaded_together_names_their_source() -> None
     assert caught.value.__notes__ == ["while loading 4 rows of bad"]
 
 
+def test_items_that_are_loaded_together_are_one_for_each_row() -> None:
+    class Short(Numbers):
+        def __getitems__(self, rows: list[int]) -> list[Any]:
+            return [self[row] for row in rows[1:]]
+
+    mixture = Mixture([(Numbers(0, 4), 1), (Short(0, 4), 1)], names=["good", "bad"], rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="of Short returned 3 items for 4 rows: return one for each") as caught:
+        mixture.__getitems__(list(range(8)))
+    assert caught.value.__notes__ == ["while loading 4 rows of bad"]
+
+
 def test_sources_of_ours(write_manifest: Any) -> None:
     manifest = Manifest.open(write_manifest(30), progress=False)
     whole = RankDataset(manifest, rank=0, world_size=1, shuffle="none")

@@ -144,7 +144,11 @@ def load_rows(dataset: Any, rows: Sequence[int], keys: Sequence[int] | None, *, 
 
     def together() -> list[Any]:
         try:
-            return list(many(list(rows)))
+            items = list(many(list(rows)))
+            if len(items) != len(rows):
+                made = f"{counted(len(items), 'item')} for {counted(len(rows), 'row')}"
+                raise ConfigError(f"__getitems__ of {type(dataset).__name__} returned {made}: return one for each")
+            return items
         except Exception as error:
             if name is not None:
                 error.add_note(f"while loading {counted(len(rows), 'row')} of {name}")
