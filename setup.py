@@ -11,7 +11,7 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-SOURCES = ("_jpeg", "baseline", "track", "scan", "idct", "pixels", "resize", "remark", "vectors")
+SOURCES = ("module", "region", "restart", "huffman", "idct", "upsample", "resize", "transcode", "cpu")
 HEADERS = (*SOURCES[1:], "cpython")
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -19,8 +19,8 @@ setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            [f"src/penstock/images/{name}.c" for name in SOURCES],
-            depends=[f"src/penstock/images/{name}.h" for name in HEADERS],
+            [f"src/penstock/images/c/{name}.c" for name in SOURCES],
+            depends=[f"src/penstock/images/c/{name}.h" for name in HEADERS],
             libraries=["jpeg"],
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
             optional=os.environ.get("PENSTOCK_EXTENSION") != "required",

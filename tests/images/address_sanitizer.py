@@ -49,7 +49,7 @@ def has_headers() -> bool:
 
 
 def build(package: Path) -> bool:
-    sources = sorted(str(path) for path in (package / "images").glob("*.c"))
+    sources = sorted(str(path) for path in (package / "images" / "c").glob("*.c"))
     output = package / "images" / "_jpeg.abi3.so"
     include = sysconfig.get_paths()["include"]
     command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *FLAGS, *flags("CFLAGS")]

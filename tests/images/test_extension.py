@@ -13,7 +13,7 @@ import pytest
 
 from penstock.images import native
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "penstock" / "images"
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "penstock" / "images" / "c"
 
 
 def test_it_is_built_where_it_can_be() -> None:
@@ -49,7 +49,7 @@ def test_the_stable_abi_is_asked_for_where_there_is_one(free_threaded: bool) -> 
     if not Path(include, "Python.h").is_file():
         pytest.skip("without the headers of Python")
     command = ["gcc", "-E", "-dM", f"-I{include}", *(["-DPy_GIL_DISABLED=1"] if free_threaded else [])]
-    for name in ("_jpeg.c", "remark.c"):
+    for name in ("module.c", "transcode.c"):
         done = subprocess.run([*command, str(SOURCES / name)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "#define Py_PYTHON_H" in done.stdout

@@ -106,7 +106,7 @@ def test_sdist_has_what_building_and_testing_take(built: Built) -> None:
         "setup.py",
         "constraints.txt",
         "src/penstock/py.typed",
-        "src/penstock/images/_jpeg.c",
+        "src/penstock/images/c/module.c",
         "src/penstock/images/_jpeg.pyi",
         "examples/data/NOTICE",
         "examples/demo/demo.py",

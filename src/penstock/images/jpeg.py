@@ -19,7 +19,7 @@ __all__ = ["MAX_SCANS", "TruncatedHeader", "frame_size", "has_end", "is_lossless
 Data: TypeAlias = bytes | bytearray | memoryview
 
 MAX_SCANS = 200
-"""More scans are refused, here and in `_jpeg.c`: a small file can cause thousands of passes over a large image."""
+"""More scans are refused, here and in `c/decode.c`: a small file can cause thousands of passes over a large image."""
 
 # A marker: no stuffed zero, no fill byte, and none of TEM and the restart markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")

@@ -10,7 +10,7 @@ cannot decode an image, it raises, and the caller decodes the whole image by oth
 `OverflowError`        more pixels than `max_pixels`, or more scans than a legitimate progressive file has
 =====================  ==============================================================================================
 
-Penstock's own decoder (`baseline.c`) decodes baseline files, with the same result as libjpeg-turbo, bit for bit. With
+Penstock's own decoder (`c/region.c`) decodes baseline files, with the same result as libjpeg-turbo, bit for bit. With
 restart markers, or with the entries from `entries_of`, it begins near the box. libjpeg-turbo decodes rare kinds: whole
 progressive and arithmetic-coded files (also shrunk), sampling factors other than 4:4:4, 4:2:2 and 4:2:0, and damaged
 files.

@@ -5,10 +5,10 @@
  *         box_begin(b, scratch of box_scratch(b) bytes);
  *     while ((count = box_rows(b)) > 0)                  rows of pixels in b->rows
  */
-#ifndef PENSTOCK_BASELINE_H
-#define PENSTOCK_BASELINE_H
+#ifndef PENSTOCK_REGION_H
+#define PENSTOCK_REGION_H
 
-#include "track.h"
+#include "restart.h"
 
 /* The samples of one component, of one row of MCUs: row 0 is the last one of the MCUs above, and there is one more. */
 typedef struct {

@@ -10,7 +10,7 @@
  *   freed on every way out; what is written goes to memory of the caller, within its bounds.
  * - The GIL is released; there is no shared state. Memory: all coefficients, 2 bytes each. Pixels are limited.
  */
-#include "remark.h"
+#include "transcode.h"
 
 #include <setjmp.h>
 #include <stdio.h>

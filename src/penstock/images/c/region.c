@@ -4,13 +4,13 @@
  *
  * Samples beyond the edges of the image are copies of those at the edges, so that upsampling is one formula.
  */
-#include "baseline.h"
+#include "region.h"
 
 #include <string.h>
 
 #include "idct.h"
-#include "pixels.h"
-#include "vectors.h"
+#include "upsample.h"
+#include "cpu.h"
 
 #if JPEG_LIB_VERSION >= 70
 #define SMALLEST min_DCT_h_scaled_size

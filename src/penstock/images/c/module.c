@@ -1,9 +1,9 @@
 /* JPEG: the pixels of a box, at 1/1, 1/2, 1/4 or 1/8 of their size, into memory of the caller.
  *
- * Ordinary baseline files are decoded by baseline.c, all others, and whatever that does not take, by libjpeg-turbo.
+ * Ordinary baseline files are decoded by region.c, all others, and whatever that does not take, by libjpeg-turbo.
  *
  * `decode` is called by penstock/images/native.py, which says what it means; so are `draw`, which resizes rows as they
- * are decoded, `entries` (track.c) and `remark` (remark.c). `resize` is that of resize.c, for
+ * are decoded, `entries` (restart.c) and `remark` (transcode.c). `resize` is that of resize.c, for
  * penstock/images/resize.py. Promises:
  *
  * - Pixels are those of a full decode by libjpeg. That upsamples colour without its neighbours at the edge of a cropped
@@ -28,10 +28,10 @@
 
 #include <jerror.h>
 
-#include "baseline.h"
-#include "remark.h"
+#include "region.h"
+#include "transcode.h"
 #include "resize.h"
-#include "vectors.h"
+#include "cpu.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
 #error "the scanline API of libjpeg-turbo 2 or newer is needed (jpeg_crop_scanline, jpeg_skip_scanlines)"
@@ -60,7 +60,7 @@ typedef struct {
     int partial; /* damage and missing data are forgiven where libjpeg can go on */
     unsigned long long max_pixels;
     long expected_width, expected_height; /* what the caller has read in the header; 0 is nothing */
-    const unsigned char *entries; /* of this file, see track.c; NULL is none */
+    const unsigned char *entries; /* of this file, see restart.c; NULL is none */
     size_t entries_size;
     long long resizing; /* nanoseconds of drawing that went into other than decoding */
     resize_job *job; /* where the box is to be drawn; NULL: pixels are wanted as they are */

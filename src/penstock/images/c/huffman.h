@@ -1,6 +1,6 @@
 /* The coded data of a baseline JPEG: decoded block by block, or passed over several symbols at a time. */
-#ifndef PENSTOCK_SCAN_H
-#define PENSTOCK_SCAN_H
+#ifndef PENSTOCK_HUFFMAN_H
+#define PENSTOCK_HUFFMAN_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
  * coded data takes one for each group of symbols, and nothing is written: two fifths of the time. All that is not as it
  * should be ends either, and the caller lets libjpeg decide.
  */
-#include "scan.h"
+#include "huffman.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* Rounding is libjpeg's. Products of colours that have more than 16 bits are made of ones that have fewer: a factor is
  * split into a whole part and a rest, and sums are the same.
  */
-#include "pixels.h"
+#include "upsample.h"
 
-#include "vectors.h"
+#include "cpu.h"
 
 /* Loops that a compiler makes vectors of, for any processor and for one with AVX2. */
 

@@ -1,8 +1,8 @@
 /* Where the reader is among the MCUs of a scan, and ways to get elsewhere: entries of an index, restart markers, a walk. */
-#ifndef PENSTOCK_TRACK_H
-#define PENSTOCK_TRACK_H
+#ifndef PENSTOCK_RESTART_H
+#define PENSTOCK_RESTART_H
 
-#include "scan.h"
+#include "huffman.h"
 
 typedef struct {
     const scan *scan;

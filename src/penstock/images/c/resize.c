@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "vectors.h"
+#include "cpu.h"
 
 #define ALIGN 64
 #define LOAD 16  /* bytes that the first pass loads at once */

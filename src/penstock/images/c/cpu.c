@@ -1,7 +1,7 @@
 /* The processor is asked directly: `__builtin_cpu_supports` says "no" to everything where the compiler's runtime library
  * does not fill its table (zig). The answer is kept, since a virtual machine takes microseconds for the instruction.
  */
-#include "vectors.h"
+#include "cpu.h"
 
 #if HAVE_AVX2
 #include <cpuid.h>

@@ -1,6 +1,6 @@
 /* AVX2, where the compiler has it: functions for it are called where the processor has it, too. */
-#ifndef PENSTOCK_VECTORS_H
-#define PENSTOCK_VECTORS_H
+#ifndef PENSTOCK_CPU_H
+#define PENSTOCK_CPU_H
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

@@ -2,7 +2,7 @@
  * index has one for every few MCUs of each row. Restart markers are entries that a file brings along: differences begin at
  * zero behind them, and bytes begin. Where there is neither, the rows above a box are walked over.
  */
-#include "track.h"
+#include "restart.h"
 
 #include <string.h>
 

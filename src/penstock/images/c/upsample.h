@@ -1,6 +1,6 @@
 /* From samples to pixels, a row at a time: libjpeg's triangle filter for half-size colours, and its YCbCr to RGB. */
-#ifndef PENSTOCK_PIXELS_H
-#define PENSTOCK_PIXELS_H
+#ifndef PENSTOCK_UPSAMPLE_H
+#define PENSTOCK_UPSAMPLE_H
 
 #include <stdint.h>
 

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "vectors.h"
+#include "cpu.h"
 
 #define CONSTANT 13 /* bits */
 #define EXTRA 2     /* bits that the first pass leaves */
