@@ -130,6 +130,10 @@ class TestManifest:
             with pytest.raises(ManifestError, match="from 0 to 101"):
                 there.prefix_fingerprint(102)
 
+    def test_is_not_served_again(self, client: Client) -> None:
+        with pytest.raises(ConfigError, match=r"'again' is <RemoteManifest of .*>: serve its files"):
+            Server({"again": client.manifest()})
+
     def test_repr_and_sources(self, client: Client) -> None:
         assert repr(client.manifest()) == f"<RemoteManifest of 100,000 rows: path, label; train of {client!r}>"
         assert client.manifest().sources == ()

@@ -66,7 +66,7 @@ class Catalog:
     """Datasets by name. Thread-safe.
 
     Raises:
-        ConfigError: an invalid dataset name.
+        ConfigError: an invalid dataset name; a manifest of another server.
         ManifestError: a file that cannot be opened.
     """
 
@@ -79,6 +79,8 @@ class Catalog:
             except TicketError as error:
                 raise ConfigError(str(error)) from None
             manifest = source if isinstance(source, Manifest) else Manifest.open(source)
+            if not manifest.sources:
+                raise ConfigError(f"{name!r} is {manifest!r}: serve its files, since another server has them already")
             self._versions[name] = (Version(name, manifest),)
 
     def newest(self) -> list[Version]:
