@@ -8,21 +8,21 @@ extension is for one version of Python.
 
 import os
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = ("module", "region", "restart", "huffman", "idct", "upsample", "resize", "transcode", "cpu")
-HEADERS = (*SOURCES[1:], "cpython")
+FOLDER = Path("src/penstock/images/c")
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
     ext_modules=[
         Extension(
             "penstock.images._jpeg",
-            [f"src/penstock/images/c/{name}.c" for name in SOURCES],
-            depends=[f"src/penstock/images/c/{name}.h" for name in HEADERS],
+            sorted(map(str, FOLDER.glob("*.c"))),
+            depends=sorted(map(str, FOLDER.glob("*.h"))),
             libraries=["jpeg"],
-            extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-fvisibility=hidden"],
             optional=os.environ.get("PENSTOCK_EXTENSION") != "required",
             py_limited_api=STABLE_ABI,
         )

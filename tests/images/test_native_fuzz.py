@@ -196,7 +196,7 @@ def test_mutated_files_are_marked_or_left() -> None:
     for _ in range(24_000):
         data = mutate(rng, files)
         room = out[: rng.choice((CAPACITY, CAPACITY, rng.randrange(2000)))]
-        size = native._jpeg.remark(data, room, rng.choice((-1, 0, 1, 2, 5, 65535)), 1 << 20)
+        size = native._jpeg.transcode(data, room, rng.choice((-1, 0, 1, 2, 5, 65535)), 1 << 20)
         left += size == 0
         if 0 < size <= len(room):
             made += 1

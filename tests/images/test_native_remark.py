@@ -229,7 +229,7 @@ def test_what_has_less_room_than_it_takes_is_counted() -> None:
     made = marked(data)
     for room in (0, 1, 700, len(made) - 1, len(made), len(made) + 1):
         out = bytearray(room)
-        assert native._jpeg.remark(data, out, -1, LIMIT) == len(made)
+        assert native._jpeg.transcode(data, out, -1, LIMIT) == len(made)
         assert room < len(made) or out[: len(made)] == made
 
 

@@ -1,4 +1,5 @@
-/* Python's C API: one build for all versions from 3.11 on. Python without the GIL has no stable ABI in 3.13 and 3.14. */
+/* Python's C API: one build for all versions from 3.11 on. Python without the GIL has no stable ABI in 3.13 and 3.14.
+ */
 #ifndef PENSTOCK_CPYTHON_H
 #define PENSTOCK_CPYTHON_H
 

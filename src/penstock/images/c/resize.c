@@ -3,8 +3,8 @@
  * Weights are those of Pillow, rounded to 16 bits so that they add up to exactly one; sums have 32 bits. Results are
  * within one level of Pillow's, because one pass has all of Pillow's 22 bits: of bilinear weights the second, which is
  * the shorter one; of bicubic ones the first, as they overshoot, and so would what that has rounded otherwise. All
- * arithmetic is in integers, so AVX2 and plain loops give the same bits. Other processors have what their compiler makes
- * of the plain loops: vectors in the second pass, few in the first.
+ * arithmetic is in integers, so AVX2 and plain loops give the same bits. Other processors have what their compiler
+ * makes of the plain loops: vectors in the second pass, few in the first.
  *
  * Between the passes two rows lie interleaved, value by value (a0 b0 a1 b1 ...), 16 bits each, so that one multiply-add
  * of pairs is two taps of the second pass. A ring holds as many of these pairs of rows as one row of the result needs.
@@ -26,9 +26,10 @@ static size_t rounded(size_t size)
     return (size + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-int resize_valid(const resize_job *job)
+int pst_resize_valid(const pst_resize_job *job)
 {
-    int layout = (job->channels == 1 && job->pixel == 1) || (job->channels == 3 && (job->pixel == 3 || job->pixel == 4));
+    int layout =
+        (job->channels == 1 && job->pixel == 1) || (job->channels == 3 && (job->pixel == 3 || job->pixel == 4));
     int sizes = job->width > 0 && job->height > 0 && job->out_width > 0 && job->out_height > 0 &&
                 job->width <= RESIZE_MOST && job->height <= RESIZE_MOST && job->out_width <= RESIZE_MOST &&
                 job->out_height <= RESIZE_MOST;
@@ -39,14 +40,14 @@ int resize_valid(const resize_job *job)
 
 /* Filters. ------------------------------------------------------------------------------------------------------- */
 
-static double support_of(const resize_job *job, double box, int out)
+static double support_of(const pst_resize_job *job, double box, int out)
 {
     double scale = box / out;
     return (job->bicubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
 }
 
 /* Room for the weights of one output: an even number of pairs, one weight more than there are taps. */
-static int room(const resize_job *job, double box, int out, int size)
+static int room(const pst_resize_job *job, double box, int out, int size)
 {
     int taps = 2 * ((int)support_of(job, box, out) + 1) + 1;
     taps = taps < size ? taps : size;
@@ -67,10 +68,10 @@ static double cubic(double x)
     return x < 2 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0;
 }
 
-/* Real weights of the output around `centre`, which add up to 1. Those at the ends that are 0 are left out if `trim` says
- * so. From one output to the next neither end may go back: the ring would have lost a row, or miss one at the end. Of a
- * cubic, which is 0 in its middle too, this is so only where all outputs have the same weights. */
-static int weigh(double *k, const resize_job *job, double centre, double support, int size, int trim, int *first)
+/* Real weights of the output around `centre`, which add up to 1. Those at the ends that are 0 are left out if `trim`
+ * says so. From one output to the next neither end may go back: the ring would have lost a row, or miss one at the end.
+ * Of a cubic, which is 0 in its middle too, this is so only where all outputs have the same weights. */
+static int weigh(double *k, const pst_resize_job *job, double centre, double support, int size, int trim, int *first)
 {
     double narrow = (job->bicubic ? 2 : 1) / support, sum = 0, low = centre - support + 0.5;
     int from = low > 0 ? (int)low : 0, to = (int)(centre + support + 0.5), count = 0;
@@ -123,14 +124,14 @@ static int shift_for(double most)
 }
 
 /* One direction: `even` lets all outputs begin at even pixels; `k` is scratch for all real weights. */
-static void plan_axis(resize_axis *axis, const resize_job *job, double *k, double from, double to, int size, int out,
-                      int flip, int even, int fine)
+static void plan_axis(pst_resize_axis *axis, const pst_resize_job *job, double *k, double from, double to, int size,
+                      int out, int flip, int even, int fine)
 {
     double scale = (to - from) / out, support = support_of(job, to - from, out), most = 0;
     int trim = !job->bicubic || (scale == 1 && from == (int)from);
     for (int i = 0; i < out; i++) {
         int at = flip ? out - 1 - i : i, first = 0;
-        double *here = k + (size_t)at * axis->stride;
+        double *here = k + (ptrdiff_t)at * axis->stride;
         int count = weigh(here, job, from + (i + 0.5) * scale, support, size, trim, &first);
         axis->first[at] = first;
         axis->pairs[at] = count;
@@ -139,14 +140,14 @@ static void plan_axis(resize_axis *axis, const resize_job *job, double *k, doubl
     }
     axis->shift = fine ? FINE : shift_for(most);
     axis->most = 0;
-    memset(axis->weight, 0, (size_t)out * axis->stride * sizeof *axis->weight);
+    memset(axis->weight, 0, (size_t)out * (size_t)axis->stride * sizeof *axis->weight);
     for (int i = 0; i < out; i++) {
         int skip = even ? axis->first[i] & 1 : 0;
-        int32_t *weight = axis->weight + (size_t)i * axis->stride + skip;
+        int32_t *weight = axis->weight + (ptrdiff_t)i * axis->stride + skip;
         if (fine)
-            quantise_fine(weight, k + (size_t)i * axis->stride, axis->pairs[i]);
+            quantise_fine(weight, k + (ptrdiff_t)i * axis->stride, axis->pairs[i]);
         else
-            quantise(weight, k + (size_t)i * axis->stride, axis->pairs[i], (double)(1 << axis->shift));
+            quantise(weight, k + (ptrdiff_t)i * axis->stride, axis->pairs[i], (double)(1 << axis->shift));
         axis->first[i] -= skip;
         axis->pairs[i] = (axis->pairs[i] + skip + 1) / 2;
         axis->most = axis->pairs[i] > axis->most ? axis->pairs[i] : axis->most;
@@ -158,24 +159,27 @@ static void plan_axis(resize_axis *axis, const resize_job *job, double *k, doubl
 /* The first pass makes two pixels at once, a vector of 4 pairs of weights for each: lanes[i / 2][pair][i % 2][4][2].
  * Of fine weights there are two, high bits and low ones: lanes[i / 2][pair][2][i % 2][4][2].
  * It loads 16 bytes for two pairs of taps. Near a row's end it reads these from a copy with some bytes behind. */
-static void plan_lanes(resize_plan *plan)
+static void plan_lanes(pst_resize_plan *plan)
 {
-    const resize_job *job = &plan->job;
-    resize_axis *x = &plan->x;
+    const pst_resize_job *job = &plan->job;
+    pst_resize_axis *x = &plan->x;
     x->most += x->most == 1 || x->most == 3 ? 0 : x->most & 1; /* `across_avx2` */
-    int row = job->width * job->pixel, reach = (x->most - 1) / 2 * 4 * job->pixel + LOAD, duos = (job->out_width + 1) / 2;
+    int row = job->width * job->pixel, reach = (x->most - 1) / 2 * 4 * job->pixel + LOAD,
+        duos = (job->out_width + 1) / 2;
     int parts = job->bicubic ? 2 : 1, low_bits = job->bicubic ? LOW : 0;
     plan->tail = row;
     plan->safe_from = duos;
     plan->safe_to = 0;
-    memset(plan->lanes, 0, (size_t)duos * x->most * parts * 32);
+    memset(plan->lanes, 0, (size_t)duos * (size_t)(x->most * parts) * 32);
     plan->offset[2 * duos - 1] = 0;
     for (int i = 0; i < job->out_width; i++) {
         int move = x->first[i] + 2 * x->most - job->width, taps = 2 * x->pairs[i];
-        move = move < 0 ? 0 : move < x->first[i] ? move : x->first[i]; /* all weights' pixels are inside, if they can be */
+        move = move < 0             ? 0
+               : move < x->first[i] ? move
+                                    : x->first[i]; /* all weights' pixels are inside, if they can be */
         plan->offset[i] = (x->first[i] - move) * job->pixel;
-        int16_t *lane = plan->lanes + ((size_t)(i / 2) * x->most * parts * 2 + (i & 1)) * 8;
-        const int32_t *weight = x->weight + (size_t)i * x->stride;
+        int16_t *lane = plan->lanes + ((ptrdiff_t)(i / 2) * x->most * parts * 2 + (i & 1)) * 8;
+        const int32_t *weight = x->weight + (ptrdiff_t)i * x->stride;
         for (int t = 0; t < taps && t + move < 2 * x->most; t++) {
             int16_t *to = lane + (t + move) / 2 * parts * 16 + ((t + move) & 1);
             for (int c = 0; c < 8; c += 2) {
@@ -201,7 +205,7 @@ static void plan_lanes(resize_plan *plan)
 }
 
 /* Where each part of the scratch lies, and how large all of it is; without `at` the size alone. */
-static size_t lay_out(resize_plan *plan, const resize_job *job, unsigned char *at, double **k)
+static size_t lay_out(pst_resize_plan *plan, const pst_resize_job *job, unsigned char *at, double **k)
 {
     size_t used = 0, wide = (size_t)job->out_width, high = (size_t)job->out_height;
     size_t xs = (size_t)room(job, job->right - job->left, job->out_width, job->width);
@@ -231,14 +235,14 @@ static size_t lay_out(resize_plan *plan, const resize_job *job, unsigned char *a
     return used;
 }
 
-size_t resize_scratch(const resize_job *job)
+size_t pst_resize_scratch(const pst_resize_job *job)
 {
-    resize_plan plan;
+    pst_resize_plan plan;
     double *k;
     return lay_out(&plan, job, NULL, &k) + ALIGN;
 }
 
-void resize_begin(resize_plan *plan, const resize_job *job, void *scratch)
+void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch)
 {
     double *k;
     size_t past = (uintptr_t)scratch % ALIGN;
@@ -246,10 +250,8 @@ void resize_begin(resize_plan *plan, const resize_job *job, void *scratch)
     plan->job = *job;
     lay_out(plan, job, (unsigned char *)scratch + (past ? ALIGN - past : 0), &k);
     plan->values = job->out_width * job->channels;
-    plan_axis(&plan->x, job, k, job->left, job->right, job->width, job->out_width, job->flip_x, 0,
-              job->bicubic);
-    plan_axis(&plan->y, job, k, job->top, job->bottom, job->height, job->out_height, 0, 1,
-              !job->bicubic);
+    plan_axis(&plan->x, job, k, job->left, job->right, job->width, job->out_width, job->flip_x, 0, job->bicubic);
+    plan_axis(&plan->y, job, k, job->top, job->bottom, job->height, job->out_height, 0, 1, !job->bicubic);
     plan->first_row = plan->y.first[0];
     plan->last_row = plan->y.first[job->out_height - 1] + 2 * plan->y.pairs[job->out_height - 1];
     plan->last_row = plan->last_row < job->height ? plan->last_row : job->height;
@@ -272,12 +274,12 @@ static uint8_t clipped(int32_t value)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-static void across(const resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *to)
+static void across(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *to)
 {
-    const resize_axis *x = &plan->x;
+    const pst_resize_axis *x = &plan->x;
     int channels = plan->job.channels, pixel = plan->job.pixel, width = plan->job.width;
     for (int i = 0; i < plan->job.out_width; i++) {
-        const int32_t *weight = x->weight + (size_t)i * x->stride;
+        const int32_t *weight = x->weight + (ptrdiff_t)i * x->stride;
         int first = x->first[i], taps = 2 * x->pairs[i];
         taps = first + taps <= width ? taps : width - first;
         for (int c = 0; c < channels; c++) {
@@ -304,7 +306,7 @@ INLINED __m256i two_loads(const uint8_t *one, const uint8_t *two)
 
 /* Pixels 2 * from .. 2 * to - 1; `a` and `b` begin `skipped` bytes behind the beginning of their rows. `even` says that
  * `pairs` is. What is constant is so that the compiler unrolls. */
-INLINED void duos(const resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped, uint16_t *restrict row,
+INLINED void duos(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped, uint16_t *restrict row,
                   int from, int to, const int pairs, const int even, const int fine)
 {
     const char p = (char)plan->job.pixel, q = (char)(2 * p);
@@ -312,8 +314,8 @@ INLINED void duos(const resize_plan *plan, const uint8_t *a, const uint8_t *b, i
     const __m128i some = _mm_setr_epi8(0, -1, p, -1, 1, -1, p + 1, -1, 2, -1, p + 2, -1, -1, -1, -1, -1);
     const __m128i more = _mm_add_epi8(some, _mm_and_si128(_mm_cmpgt_epi8(some, _mm_set1_epi8(-1)), _mm_set1_epi8(q)));
     const __m256i here = _mm256_broadcastsi128_si256(some), behind = _mm256_broadcastsi128_si256(more);
-    const __m256i order = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
     const __m256i half = _mm256_set1_epi32(1 << (plan->x.shift - 1)), shift = _mm256_set1_epi32(plan->x.shift);
     const __m256i white = _mm256_set1_epi16(255);
     const int32_t *offset = plan->offset;
@@ -349,8 +351,8 @@ INLINED void duos(const resize_plan *plan, const uint8_t *a, const uint8_t *b, i
     }
 }
 
-AVX2 static void across_avx2(const resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped, uint16_t *row,
-                             int from, int to)
+AVX2 static void across_avx2(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped,
+                             uint16_t *row, int from, int to)
 {
     int pairs = plan->x.most;
     if (plan->job.bicubic && pairs == 1)
@@ -371,7 +373,7 @@ AVX2 static void across_avx2(const resize_plan *plan, const uint8_t *a, const ui
         duos(plan, a, b, skipped, row, from, to, pairs, 1, 0);
 }
 
-static void across_by_parts(const resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row)
+static void across_by_parts(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row)
 {
     int count = (plan->job.out_width + 1) / 2, from = plan->safe_from, to = plan->safe_to;
     memcpy(plan->tails[0], a + plan->tail, (size_t)plan->tail_bytes);
@@ -386,21 +388,21 @@ static void across_by_parts(const resize_plan *plan, const uint8_t *a, const uin
 /* Second pass: pairs of rows of the ring to one row of bytes. ---------------------------------------------------- */
 
 /* The k-th pair of rows that row y of the result is made of. */
-static inline const uint16_t *ring_at(const resize_plan *plan, int slot, int k)
+static inline const uint16_t *ring_at(const pst_resize_plan *plan, int slot, int k)
 {
     slot += k;
     slot -= slot >= plan->y.stride / 2 ? plan->y.stride / 2 : 0;
     return plan->ring + (size_t)slot * plan->ring_stride;
 }
 
-static int ring_slot(const resize_plan *plan, int pair)
+static int ring_slot(const pst_resize_plan *plan, int pair)
 {
     return pair % (plan->y.stride / 2);
 }
 
-static void down(const resize_plan *plan, int y, uint8_t *restrict to)
+static void down(const pst_resize_plan *plan, int y, uint8_t *restrict to)
 {
-    const int32_t *weight = plan->y.weight + (size_t)y * plan->y.stride;
+    const int32_t *weight = plan->y.weight + (ptrdiff_t)y * plan->y.stride;
     int32_t *restrict sums = plan->sums;
     int slot = ring_slot(plan, plan->y.first[y] / 2), values = plan->values, shift = plan->y.shift;
     for (int i = 0; i < values; i++)
@@ -429,9 +431,9 @@ INLINED __m256i add_pairs(__m256i sum, __m256i rows, __m256i weights)
     return _mm256_add_epi32(sum, _mm256_madd_epi16(rows, weights));
 }
 
-INLINED void chunks(const resize_plan *plan, int y, uint8_t *restrict to, const int pairs, const int fine)
+INLINED void chunks(const pst_resize_plan *plan, int y, uint8_t *restrict to, const int pairs, const int fine)
 {
-    const int32_t *weight = plan->y.weight + (size_t)y * plan->y.stride;
+    const int32_t *weight = plan->y.weight + (ptrdiff_t)y * plan->y.stride;
     const __m256i half = _mm256_set1_epi32(1 << (plan->y.shift - 1)), shift = _mm256_set1_epi32(plan->y.shift);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     int slot = ring_slot(plan, plan->y.first[y] / 2), values = plan->values;
@@ -465,7 +467,7 @@ INLINED void chunks(const resize_plan *plan, int y, uint8_t *restrict to, const 
     }
 }
 
-AVX2 static void down_avx2(const resize_plan *plan, int y, uint8_t *to)
+AVX2 static void down_avx2(const pst_resize_plan *plan, int y, uint8_t *to)
 {
     int pairs = plan->y.pairs[y];
     if (plan->job.bicubic)
@@ -486,7 +488,7 @@ AVX2 static void down_avx2(const resize_plan *plan, int y, uint8_t *to)
 
 /* A row of bytes as entries of the table, in either layout. */
 #define PLACE(NAME, TYPE)                                                                                              \
-    static void NAME(const resize_job *job, const uint8_t *line, int y)                                                \
+    static void NAME(const pst_resize_job *job, const uint8_t *line, int y)                                            \
     {                                                                                                                  \
         const TYPE *table = job->table;                                                                                \
         size_t wide = (size_t)job->out_width, channels = (size_t)job->channels;                                        \
@@ -504,7 +506,7 @@ PLACE(place_2, uint16_t)
 PLACE(place_4, uint32_t)
 PLACE(place_8, uint64_t)
 
-static void place_bytes(const resize_job *job, const uint8_t *line, int y)
+static void place_bytes(const pst_resize_job *job, const uint8_t *line, int y)
 {
     size_t wide = (size_t)job->out_width, channels = (size_t)job->channels;
     for (size_t c = 0; c < channels; c++) {
@@ -514,9 +516,9 @@ static void place_bytes(const resize_job *job, const uint8_t *line, int y)
     }
 }
 
-static void emit(resize_plan *plan, int y)
+static void emit(pst_resize_plan *plan, int y)
 {
-    const resize_job *job = &plan->job;
+    const pst_resize_job *job = &plan->job;
     int at = job->flip_y ? job->out_height - 1 - y : y;
     int direct = !job->table && (!job->planar || job->channels == 1);
     uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * job->row : plan->line;
@@ -541,9 +543,9 @@ static void emit(resize_plan *plan, int y)
 }
 
 /* Two rows of the source, of which the second may be the first once more, at the end: its weights are 0 then. */
-static void take(resize_plan *plan, int pair, const uint8_t *a, const uint8_t *b)
+static void take(pst_resize_plan *plan, int pair, const uint8_t *a, const uint8_t *b)
 {
-    const resize_axis *y = &plan->y;
+    const pst_resize_axis *y = &plan->y;
     if (plan->done == plan->job.out_height || pair < y->first[plan->done] / 2)
         return;
     uint16_t *row = plan->ring + (size_t)ring_slot(plan, pair) * plan->ring_stride;
@@ -557,7 +559,7 @@ static void take(resize_plan *plan, int pair, const uint8_t *a, const uint8_t *b
         emit(plan, plan->done++);
 }
 
-void resize_rows(resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count)
+void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count)
 {
     for (; count > 0; count--, plan->row++, rows += stride) {
         if (plan->row < plan->first_row || plan->row >= plan->last_row)

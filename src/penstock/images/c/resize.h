@@ -1,10 +1,10 @@
 /* Resizing of 8-bit images whose rows come one after the other, as a decoder emits them: Pillow's two passes.
  *
- *     resize_job job = {...};                            what is asked for; resize_valid(&job)
- *     void *scratch = malloc(resize_scratch(&job));      all the memory there is
- *     resize_plan plan;
- *     resize_begin(&plan, &job, scratch);
- *     resize_rows(&plan, rows, stride, count);           as often as needed, until all rows of the source have come
+ *     pst_resize_job job = {...};                            what is asked for; pst_resize_valid(&job)
+ *     void *scratch = malloc(pst_resize_scratch(&job));      all the memory there is
+ *     pst_resize_plan plan;
+ *     pst_resize_begin(&plan, &job, scratch);
+ *     pst_resize_rows(&plan, rows, stride, count);           as often as needed, until all rows of the source have come
  *
  * A row of the result is written as soon as the last row that it is made of has come. Rows outside of plan.first_row ..
  * plan.last_row - 1 have to be counted in `plan.row`, and are not looked at.
@@ -21,10 +21,10 @@ typedef struct {
     int width, height;               /* of the source, in pixels */
     double left, top, right, bottom; /* the box in it that is resized; pixel i covers i to i + 1 */
     int out_width, out_height;
-    int channels;     /* 1 or 3 */
-    int pixel;        /* bytes of a source pixel: 1 with one channel; 3, or 4 of which the last is left out */
-    int bicubic;      /* or bilinear */
-    int antialias;    /* all pixels count where several make one */
+    int channels;  /* 1 or 3 */
+    int pixel;     /* bytes of a source pixel: 1 with one channel; 3, or 4 of which the last is left out */
+    int bicubic;   /* or bilinear */
+    int antialias; /* all pixels count where several make one */
     int flip_x, flip_y;
     const void *table; /* [channels][256] entries that the result is looked up in; NULL: bytes as they are */
     int entry;         /* bytes of an entry: 1, 2, 4 or 8 */
@@ -32,21 +32,21 @@ typedef struct {
     void *out;         /* the first entry of the result, aligned as it should be */
     size_t row, plane; /* entries from one row of it to the next, and from one channel to the next where it is planar */
     int simd;          /* use AVX2 where there is some; the result is the same */
-} resize_job;
+} pst_resize_job;
 
 /* How the pixels of one direction are made: of which, by what weights. Output i is made of pixels from first[i] on. */
 typedef struct {
-    int shift;       /* weights are fixed-point numbers; those of one output add up to 1 << shift */
-    int stride;      /* weights that there is room for, for each output */
-    int most;        /* pairs of the output that has most */
+    int shift;  /* weights are fixed-point numbers; those of one output add up to 1 << shift */
+    int stride; /* weights that there is room for, for each output */
+    int most;   /* pairs of the output that has most */
     int32_t *first;
-    int32_t *pairs;  /* weights come in pairs, the last of which may be 0 */
+    int32_t *pairs; /* weights come in pairs, the last of which may be 0 */
     int32_t *weight;
-} resize_axis;
+} pst_resize_axis;
 
 typedef struct {
-    resize_job job;
-    resize_axis x, y;
+    pst_resize_job job;
+    pst_resize_axis x, y;
     int avx2;
     int first_row, last_row; /* of the source, which the result is made of; last_row itself is not */
     int row, done;           /* rows that have come, and that have been written */
@@ -59,11 +59,11 @@ typedef struct {
     size_t ring_stride;
     int32_t *sums;
     uint8_t *held, *tails[2], *line;
-} resize_plan;
+} pst_resize_plan;
 
-int resize_valid(const resize_job *job);
-size_t resize_scratch(const resize_job *job);
-void resize_begin(resize_plan *plan, const resize_job *job, void *scratch);
-void resize_rows(resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count);
+int pst_resize_valid(const pst_resize_job *job);
+size_t pst_resize_scratch(const pst_resize_job *job);
+void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch);
+void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count);
 
 #endif
