@@ -45,7 +45,7 @@ class TestBoxes:
     def test_any_subsampling(self, subsampling: str, size: tuple[int, int], step: int) -> None:
         data = jpeg(noise(*size), subsampling)
         entries = native.entries_of(data, step=step)
-        assert entries is not None
+        assert (entries is None) == (subsampling in ("440", "411"))
         check(data, simplejpeg.decode_jpeg(data, "RGB"), entries, step)
 
     @given(

@@ -175,7 +175,8 @@ def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:
             assert np.array_equal(region.array, part), data
         same += 1
         entered += entries is not None
-    assert min(same, entered) > 2000
+    assert same > 2000
+    assert entered > 800  # files of odd form have none
 
 
 def pixels(data: bytes | np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@
 enum { SOF0 = 0xC0, SOF1 = 0xC1, SOF2 = 0xC2, SOF9 = 0xC9, SOF10 = 0xCA };
 
 /* Of this thread. */
-static _Thread_local box_decoder kept;
+static _Thread_local pst_region kept;
 
 /* Whether the end-of-image marker is among the last bytes: what is missing below a box would not be noticed. */
 static int complete(const pst_request *req)
@@ -67,13 +67,6 @@ static void read_header(j_decompress_ptr cinfo, pst_request *req)
         return;
     pst_libjpeg_fail(cinfo, PST_UNSUPPORTED, "lossless, or not of 8 bits: frame marker 0x%02x, %d bits",
                      (unsigned int)frame, cinfo->data_precision);
-}
-
-/* Whether our own decoder may have a look at the scan. */
-static int is_sequential(j_decompress_ptr cinfo)
-{
-    const int frame = pst_libjpeg_frame(cinfo);
-    return (frame == SOF0 || frame == SOF1) && !jpeg_has_multiple_scans(cinfo);
 }
 
 /* After the header: limits, colours, the scale, and the box in whole pixels of the scaled image. */
@@ -168,22 +161,22 @@ static void draw_rows(pst_request *req, pst_resize_plan *plan, const uint8_t *ro
  * decode. */
 static enum pst_outcome decode_here(j_decompress_ptr cinfo, pst_request *req, const long box[4])
 {
-    if (!is_sequential(cinfo))
-        return PST_UNSUPPORTED;
-    box_decoder *b = &kept;
+    pst_region *b = &kept;
+    pst_frame frame;
     const long width = box[2] - box[0], height = box[3] - box[1];
-    size_t begins = (size_t)(cinfo->src->next_input_byte - req->data), row = (size_t)(width * req->channels);
-    if (!box_open(b, cinfo, req->data, req->size, begins, req->entries, req->entries_size, req->channels, box,
-                  req->simd))
+    size_t row = (size_t)(width * req->channels);
+    if (!pst_frame_read(&frame, req->data, req->size) ||
+        !pst_region_open(b, &frame, req->data, req->size, req->entries, req->entries_size, req->channels, req->scale,
+                         box, req->simd))
         return PST_UNSUPPORTED;
     pst_resize_plan plan;
     if (req->job && !begin_drawing(cinfo, req, &plan, width, height))
         return PST_OUTSIDE;
-    box_begin(b, cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, box_scratch(b)));
+    pst_region_begin(b, cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, pst_region_scratch(b)));
     uint8_t *out = req->out;
     int count;
     long done = 0;
-    for (; (count = box_rows(b)) > 0; done += count) {
+    for (; (count = pst_region_rows(b)) > 0; done += count) {
         if (req->job)
             draw_rows(req, &plan, b->rows, b->stride, count);
         for (int i = 0; i < count && !req->job; i++, out += row)
@@ -300,13 +293,10 @@ static enum pst_outcome find_entries(j_decompress_ptr cinfo, void *argument)
     if (!complete(req))
         return PST_DAMAGED;
     read_header(cinfo, req);
-    if (!is_sequential(cinfo))
+    pst_frame frame;
+    if (!pst_frame_read(&frame, req->data, req->size))
         return PST_UNSUPPORTED;
-    size_t begins = (size_t)(cinfo->src->next_input_byte - req->data);
-    if (cinfo->restart_interval || !open_scan(&kept.scan, &kept.tables, cinfo))
-        return PST_UNSUPPORTED;
-    req->needed =
-        make_entries(&kept.track, &kept.scan, req->data, req->size, begins, req->step, req->out, req->capacity);
+    req->needed = pst_entries_write(&kept, &frame, req->data, req->size, req->step, req->out, req->capacity);
     return req->needed == 0 ? PST_UNSUPPORTED : req->needed > req->capacity ? PST_TOO_SMALL : PST_DONE;
 }
 

@@ -129,7 +129,7 @@ static inline uint32_t symbol_of(const codes *c, uint32_t bits)
     if (length > 16)
         return 0;
     int at = (int)(bits >> (16 - length)) + c->offset[length];
-    return (uint32_t)length | (uint32_t)c->symbols[at & 255] << 8;
+    return (uint32_t)length | (uint32_t)c->made_of.symbols[at & 255] << 8;
 }
 
 /* The number that so many bits stand for. */
@@ -173,29 +173,22 @@ static int32_t value_of(const codes *c, uint32_t bits)
     return (int32_t)((uint32_t)value << 16 | (uint32_t)places << 8 | (uint32_t)(length + size));
 }
 
-static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
+static void make_codes(codes *c, const pst_huffman_definition *table, int ac)
 {
-    if (c->usable && !memcmp(c->counts, table->bits, 17) && !memcmp(c->symbols, table->huffval, 256))
-        return 1;
-    memcpy(c->counts, table->bits, 17);
-    memcpy(c->symbols, table->huffval, 256);
-    c->usable = 0;
+    if (c->made_of.size == table->size && !memcmp(c->made_of.counts, table->counts, 16) &&
+        !memcmp(c->made_of.symbols, table->symbols, (size_t)table->size))
+        return;
+    c->made_of = *table;
     memset(c->first, 0, sizeof c->first);
     uint32_t code = 0;
     int at = 0;
     c->beyond[0] = 0;
     for (int length = 1; length <= 16; length++) {
-        uint32_t count = c->counts[length];
+        const uint32_t count = table->counts[length - 1];
         c->offset[length] = at - (int)code;
-        /* As libjpeg has it: no code is all ones. */
-        if (code + count >= 1u << length || at + (int)count > 256)
-            return 0;
-        for (uint32_t i = 0; i < count; i++, at++, code++) {
-            if (!ac && c->symbols[at] > 15)
-                return 0;
+        for (uint32_t i = 0; i < count; i++, at++, code++)
             for (uint32_t k = 0; length <= LOOK && k < 1u << (LOOK - length); k++)
-                c->first[(code << (LOOK - length)) + k] = (uint16_t)(length | c->symbols[at] << 8);
-        }
+                c->first[(code << (LOOK - length)) + k] = (uint16_t)((unsigned)length | (unsigned)table->symbols[at] << 8);
         c->beyond[length] = count ? code << (16 - length) : c->beyond[length - 1];
         code <<= 1;
     }
@@ -203,8 +196,6 @@ static int make_codes(codes *c, const JHUFF_TBL *table, int ac)
         c->groups[bits] = 0;
         c->values[bits] = value_of(c, bits);
     }
-    c->usable = 1;
-    return 1;
 }
 
 /* Passing over. */
@@ -361,8 +352,7 @@ int walk(const scan *s, reader *r, int dc[], long mcus)
     return 1;
 }
 
-/* Of a table of one byte a factor; 0 for another one. */
-int make_quantiser(quantiser *made, const JQUANT_TBL *table)
+void make_quantiser(quantiser *made, const uint8_t factors[64])
 {
     static const uint8_t natural[64] = {
         0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
@@ -370,45 +360,25 @@ int make_quantiser(quantiser *made, const JQUANT_TBL *table)
         30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
     memset(made->factor, 0, sizeof made->factor);
     memset(made->natural, 64, sizeof made->natural);
-    for (int i = 0; table && i < 64; i++) {
+    for (int i = 0; i < 64; i++) {
         made->natural[i] = natural[i];
-        made->factor[i] = table->quantval[natural[i]];
-        if (made->factor[i] > 255)
-            return 0;
+        made->factor[i] = factors[i];
     }
-    return table != NULL;
 }
 
-/* What the header says of a scan of a SOF0 or SOF1 frame; 0 for one of another kind. */
-int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo)
+void open_scan(scan *made, code_tables *tables, const pst_frame *frame)
 {
-    memset(made, 0, sizeof *made);
-    if (cinfo->comps_in_scan != cinfo->num_components || cinfo->num_components > MAX_COMPS_IN_SCAN)
-        return 0;
-    made->components = cinfo->num_components;
-    int one = made->components == 1, most_wide = 1, most_high = 1;
+    made->components = frame->components;
+    made->blocks = 0;
     for (int i = 0; i < made->components; i++) {
-        const jpeg_component_info *info = cinfo->cur_comp_info[i];
-        int wide = one ? 1 : info->h_samp_factor, high = one ? 1 : info->v_samp_factor;
-        most_wide = wide > most_wide ? wide : most_wide;
-        most_high = high > most_high ? high : most_high;
-        if (info->dc_tbl_no < 0 || info->dc_tbl_no >= NUM_HUFF_TBLS || info->ac_tbl_no < 0 ||
-            info->ac_tbl_no >= NUM_HUFF_TBLS)
-            return 0;
-        const JHUFF_TBL *dc = cinfo->dc_huff_tbl_ptrs[info->dc_tbl_no];
-        const JHUFF_TBL *ac = cinfo->ac_huff_tbl_ptrs[info->ac_tbl_no];
-        codes *own_dc = &tables->dc[info->dc_tbl_no], *own_ac = &tables->ac[info->ac_tbl_no];
-        if (info != &cinfo->comp_info[i] || made->blocks + wide * high > D_MAX_BLOCKS_IN_MCU || !dc || !ac ||
-            !make_codes(own_dc, dc, 0) || !make_codes(own_ac, ac, 1))
-            return 0;
-        made->dc[i] = own_dc;
-        made->ac[i] = own_ac;
-        for (int k = 0; k < wide * high; k++)
+        const pst_frame_component *from = &frame->component[i];
+        made->dc[i] = &tables->dc[from->dc];
+        made->ac[i] = &tables->ac[from->ac];
+        make_codes(made->dc[i], &frame->dc[from->dc], 0);
+        make_codes(made->ac[i], &frame->ac[from->ac], 1);
+        for (int k = 0; k < from->h * from->v; k++)
             made->component[made->blocks++] = i;
     }
-    made->mcu_width = most_wide * DCTSIZE;
-    made->mcu_height = most_high * DCTSIZE;
-    made->wide = ((long)cinfo->image_width + made->mcu_width - 1) / made->mcu_width;
-    made->high = ((long)cinfo->image_height + made->mcu_height - 1) / made->mcu_height;
-    return 1;
+    made->wide = frame->mcus_per_row;
+    made->high = frame->mcu_rows;
 }

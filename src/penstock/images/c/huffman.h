@@ -4,9 +4,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
-#include <jpeglib.h>
+#include "frame.h"
 
 #define LOOK 10          /* bits that are looked up at once */
 #define CHUNK 8192       /* bytes that are read at once */
@@ -17,8 +16,7 @@
 
 /* Huffman codes, and what they say about the next LOOK bits. */
 typedef struct {
-    uint8_t counts[17], symbols[256];
-    int usable;
+    pst_huffman_definition made_of;
     uint32_t beyond[18];           /* by length: the first 16 bits behind all codes of it */
     int32_t offset[18];            /* by length: what makes a code the place of its symbol */
     uint16_t first[1 << LOOK];     /* length | symbol << 8 of the code in front; 0 where it is longer */
@@ -28,7 +26,7 @@ typedef struct {
 
 /* The codes of the last files of a thread: most files have the same. */
 typedef struct {
-    codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS];
+    codes dc[PST_TABLES], ac[PST_TABLES];
 } code_tables;
 
 /* Unstuffed bytes of the coded data, and the next bits of them. */
@@ -52,10 +50,9 @@ typedef struct {
 /* What a scan is made of. */
 typedef struct {
     int components, blocks;        /* blocks of an MCU */
-    int component[D_MAX_BLOCKS_IN_MCU];
-    codes *dc[MAX_COMPS_IN_SCAN], *ac[MAX_COMPS_IN_SCAN];
+    int component[PST_MCU_BLOCKS];
+    codes *dc[PST_COMPONENTS], *ac[PST_COMPONENTS];
     long wide, high;               /* MCUs */
-    int mcu_width, mcu_height;     /* pixels */
 } scan;
 
 /* Eight bytes, the first one in front; one instruction or two. */
@@ -65,8 +62,8 @@ static inline uint64_t load64(const uint8_t *p)
            (uint64_t)p[4] << 24 | (uint64_t)p[5] << 16 | (uint64_t)p[6] << 8 | p[7];
 }
 
-int open_scan(scan *made, code_tables *tables, const struct jpeg_decompress_struct *cinfo);
-int make_quantiser(quantiser *made, const JQUANT_TBL *table);
+void open_scan(scan *made, code_tables *tables, const pst_frame *frame);
+void make_quantiser(quantiser *made, const uint8_t factors[64]);
 void start_reader(reader *r, const uint8_t *data, size_t size, size_t byte, int bit);
 void ensure(reader *r, size_t bytes);
 int walk(const scan *s, reader *r, int dc[], long mcus);

@@ -12,14 +12,6 @@
 #include "upsample.h"
 #include "cpu.h"
 
-#if JPEG_LIB_VERSION >= 70
-#define SMALLEST min_DCT_h_scaled_size
-#define SIZE DCT_h_scaled_size
-#else
-#define SMALLEST min_DCT_scaled_size
-#define SIZE DCT_scaled_size
-#endif
-
 #define BEFORE 32 /* bytes in front of a row of samples */
 
 static size_t padded(long samples)
@@ -32,69 +24,50 @@ static long ceil_div(long value, long by)
     return (value + by - 1) / by;
 }
 
-/* The samples of a component, as libjpeg would have them: 0 for sampling factors that are not ordinary ones. All but the
- * size of its blocks follows from the frame header and the scale. */
-static int open_component(component *c, const box_decoder *b, const struct jpeg_decompress_struct *cinfo, int number)
+/* The samples of a component, as libjpeg would have them: 0 where it upsamples in another way than here. */
+static int open_component(component *c, const pst_region *b, const pst_frame *frame, int number, int scale)
 {
-    const jpeg_component_info *info = &cinfo->comp_info[number];
-    const int alone = b->scan.components == 1;
-    c->size = info->SIZE;
-    if (c->size < 1 || DCTSIZE % c->size)
-        return 0;
-    c->across = alone ? 1 : info->h_samp_factor;
-    c->down = alone ? 1 : info->v_samp_factor;
+    const pst_frame_component *from = &frame->component[number];
+    c->size = 8 / scale;
+    c->across = from->h;
+    c->down = from->v;
+    /* libjpeg shrinks colours of half the size less, where that makes upsampling unnecessary. */
+    if (scale > 1 && b->width == 2 * c->size * c->across && b->height == 2 * c->size * c->down)
+        c->size *= 2;
     c->columns = c->across * c->size;
     c->rows = c->down * c->size;
-    c->width = ceil_div((long)cinfo->image_width * c->columns, b->scan.mcu_width);
-    c->height = ceil_div((long)cinfo->image_height * c->rows, b->scan.mcu_height);
+    c->width = ceil_div(frame->width * c->columns, frame->mcu_width);
+    c->height = ceil_div(frame->height * c->rows, frame->mcu_height);
     c->twice_across = b->width == 2 * c->columns;
     c->twice_down = b->height == 2 * c->rows;
-    if ((b->width != c->columns && !c->twice_across) || (b->height != c->rows && !c->twice_down))
-        return 0;
-    /* Without neighbours to look at, or in one direction that is not the other, libjpeg upsamples in other ways. */
-    if ((c->twice_across && (c->width <= 2 || cinfo->scale_denom == DCTSIZE)) || (c->twice_down && !c->twice_across))
-        return 0;
-    return info->quant_tbl_no >= 0 && info->quant_tbl_no < NUM_QUANT_TBLS &&
-           make_quantiser(&c->by, cinfo->quant_tbl_ptrs[info->quant_tbl_no]);
+    make_quantiser(&c->by, frame->factors[from->quantisation]);
+    /* Without neighbours to look at, libjpeg upsamples in other ways. */
+    return !c->twice_across || (c->width > 2 && scale < 8);
 }
 
-/* What all of this file takes for granted, whatever else libjpeg can read: 8 bits, and blocks of 8 x 8 samples that become
- * smaller by the scale. In lossless files, which libjpeg-turbo 3 reads, a block is one sample, and no scale counts. */
-static int is_ordinary(const struct jpeg_decompress_struct *cinfo)
+int pst_region_open(pst_region *b, const pst_frame *frame, const uint8_t *data, size_t size, const uint8_t *entries,
+                    size_t entries_size, int channels, int scale, const long box[4], int simd)
 {
-    const int n = cinfo->num_components;
-    const long scale = (long)cinfo->scale_denom;
-    return cinfo->data_precision == 8 && cinfo->SMALLEST * scale == DCTSIZE &&
-           (long)cinfo->output_width == ceil_div((long)cinfo->image_width, scale) &&
-           (long)cinfo->output_height == ceil_div((long)cinfo->image_height, scale) &&
-           ((n == 3 && cinfo->jpeg_color_space == JCS_YCbCr) || (n == 1 && cinfo->jpeg_color_space == JCS_GRAYSCALE));
-}
-
-/* Prepare for the pixels of a box, (left, top, right, bottom) in pixels of the shrunken image, after
- * jpeg_calc_output_dimensions, of a file with the frame marker SOF0 or SOF1. 0 for one that libjpeg has to decode. */
-int box_open(box_decoder *b, const struct jpeg_decompress_struct *cinfo, const uint8_t *data, size_t size,
-             size_t scan_begins, const uint8_t *entries, size_t entries_size, int channels, const long box[4], int simd)
-{
-    if (!is_ordinary(cinfo) || !open_scan(&b->scan, &b->tables, cinfo))
+    if ((channels != 1 && channels != 3) || (scale != 1 && scale != 2 && scale != 4 && scale != 8) || box[0] < 0 ||
+        box[1] < 0 || box[0] >= box[2] || box[1] >= box[3] || box[2] > ceil_div(frame->width, scale) ||
+        box[3] > ceil_div(frame->height, scale))
         return 0;
-    const int scale = (int)cinfo->scale_denom;
+    open_scan(&b->scan, &b->tables, frame);
     int context = 0;
     b->channels = channels;
     b->avx2 = simd && has_avx2();
-    b->width = b->scan.mcu_width / scale;
-    b->height = b->scan.mcu_height / scale;
+    b->width = frame->mcu_width / scale;
+    b->height = frame->mcu_height / scale;
     b->late = 0;
     for (int i = 0; i < b->scan.components; i++) {
         component *c = &b->components[i];
         c->wanted = i == 0 || channels == 3;
-        if (!open_component(c, b, cinfo, i))
+        if (!open_component(c, b, frame, i, scale))
             return 0;
         b->late |= c->wanted && c->twice_down;
         context |= c->wanted && c->twice_across;
     }
-    if (b->components[0].twice_across || b->components[0].twice_down)
-        return 0;
-    b->image_height = (long)cinfo->output_height;
+    b->image_height = ceil_div(frame->height, scale);
     b->x = box[0];
     b->y = box[1];
     b->right = box[2];
@@ -107,7 +80,16 @@ int box_open(box_decoder *b, const struct jpeg_decompress_struct *cinfo, const u
     b->below = b->below < b->scan.high ? b->below : b->scan.high;
     b->row = b->top;
     b->stride = (size_t)(b->right - b->x) * (size_t)channels + PIXELS_SLACK;
-    return open_track(&b->track, &b->scan, data, size, scan_begins, (long)cinfo->restart_interval, entries, entries_size);
+    return open_track(&b->track, &b->scan, data, size, frame->scan, frame->restart_interval, entries, entries_size);
+}
+
+size_t pst_entries_write(pst_region *b, const pst_frame *frame, const uint8_t *data, size_t size, long step, uint8_t *out,
+                         size_t capacity)
+{
+    if (frame->restart_interval || step < 1 || step > 65535)
+        return 0;
+    open_scan(&b->scan, &b->tables, frame);
+    return make_entries(&b->track, &b->scan, data, size, frame->scan, step, out, capacity);
 }
 
 /* Rows of the plane of a component. */
@@ -116,7 +98,7 @@ static size_t plane_rows(const component *c)
     return (size_t)c->rows + 2;
 }
 
-size_t box_scratch(const box_decoder *b)
+size_t pst_region_scratch(const pst_region *b)
 {
     const long wide = b->end - b->left;
     size_t size = b->stride * (size_t)(b->height + 1) + 2 * padded(wide * b->width);
@@ -125,8 +107,7 @@ size_t box_scratch(const box_decoder *b)
     return size;
 }
 
-/* Lay the memory out. */
-void box_begin(box_decoder *b, uint8_t *scratch)
+void pst_region_begin(pst_region *b, uint8_t *scratch)
 {
     const long wide = b->end - b->left;
     for (int i = 0; i < b->scan.components; i++) {
@@ -143,7 +124,7 @@ void box_begin(box_decoder *b, uint8_t *scratch)
 }
 
 /* Decode the next MCU to a column of the planes. */
-static int decode_mcu(box_decoder *b, long column)
+static int decode_mcu(pst_region *b, long column)
 {
     track *t = &b->track;
     _Alignas(32) int16_t block[72];
@@ -172,7 +153,7 @@ static int decode_mcu(box_decoder *b, long column)
 }
 
 /* Copy what is at the edges of the image beyond them. */
-static void extend(const box_decoder *b, component *c)
+static void extend(const pst_region *b, component *c)
 {
     const long from = b->left * c->columns, left = c->width - from, rows = c->height - b->row * c->rows;
     for (int y = 1; y <= c->rows; y++) {
@@ -191,7 +172,7 @@ static void extend(const box_decoder *b, component *c)
 }
 
 /* The colours of a row of pixels, counted from the first row of the MCUs, from the pixel at `from` on. */
-static const uint8_t *colours_of(const box_decoder *b, const component *c, int row, long from, uint8_t *out)
+static const uint8_t *colours_of(const pst_region *b, const component *c, int row, long from, uint8_t *out)
 {
     const long width = b->right - b->x, skipped = from & 1;
     if (!c->twice_across)
@@ -205,7 +186,7 @@ static const uint8_t *colours_of(const box_decoder *b, const component *c, int r
     return out + skipped;
 }
 
-static void make_pixels(const box_decoder *b, int row, uint8_t *out)
+static void make_pixels(const pst_region *b, int row, uint8_t *out)
 {
     const component *y = b->components;
     const long from = b->x - b->left * b->width, width = b->right - b->x;
@@ -219,9 +200,7 @@ static void make_pixels(const box_decoder *b, int row, uint8_t *out)
                out, b->avx2);
 }
 
-/* The next rows of pixels, in `b->rows`, `b->stride` bytes apart: how many there are, 0 behind the last ones, -1 where the
- * data is not as it should be. */
-int box_rows(box_decoder *b)
+int pst_region_rows(pst_region *b)
 {
     int count = 0;
     while (count == 0 && b->row < b->below) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define ENTRIES_HEAD 16
+#define RST0 0xD0
 #define MOST_BYTES (1u << 29) /* of a file whose bits 32 bits count */
 
 static uint32_t load32(const uint8_t *p)
@@ -60,7 +61,7 @@ static int find_marker(track *t, long segment)
         t->mark = found + 2;
         if (found[1] == 0)
             continue;
-        if (found[1] != JPEG_RST0 + (t->marked & 7))
+        if (found[1] != RST0 + (t->marked & 7))
             return 0;
         t->marked++;
     }

@@ -9,7 +9,7 @@ typedef struct {
     const uint8_t *data;           /* the file */
     size_t size;
     long at;                       /* the MCU that comes next, counted by rows */
-    int dc[MAX_COMPS_IN_SCAN];     /* what its DC values are differences to */
+    int dc[PST_COMPONENTS];     /* what its DC values are differences to */
 
     const uint8_t *entries;        /* of an index; NULL is none */
     long step, groups;             /* MCUs from one entry of a row to the next, and entries of a row */
