@@ -1,28 +1,29 @@
-/* The processor is asked directly: `__builtin_cpu_supports` says "no" to everything where the compiler's runtime library
- * does not fill its table (zig). The answer is kept, since a virtual machine takes microseconds for the instruction.
+/* The processor is asked directly: `__builtin_cpu_supports` says "no" to everything where the compiler's runtime
+ * library does not fill its table (zig). The answer is kept, since a virtual machine takes microseconds for the
+ * instruction.
  */
 #include "cpu.h"
 
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
 #include <cpuid.h>
 #endif
 
-#define VECTOR_REGISTERS 6 /* in XCR0: the system saves the lower halves and the upper halves */
+#define XCR0_XMM_YMM 6 /* the system saves the lower and the upper halves of vector registers */
 
-static int found;
+static int avx2;
 
-void look_for_avx2(void)
+void pst_cpu_detect(void)
 {
-#if HAVE_AVX2
-    unsigned a, b, c, d, saved, unused;
+#if PST_AVX2_COMPILED
+    unsigned a, b, c, d, xcr0, unused;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
         return;
-    __asm__("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
-    found = (saved & VECTOR_REGISTERS) == VECTOR_REGISTERS && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+    __asm__("xgetbv" : "=a"(xcr0), "=d"(unused) : "c"(0));
+    avx2 = (xcr0 & XCR0_XMM_YMM) == XCR0_XMM_YMM && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
 #endif
 }
 
-int has_avx2(void)
+int pst_cpu_has_avx2(void)
 {
-    return found;
+    return avx2;
 }

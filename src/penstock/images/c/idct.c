@@ -84,7 +84,7 @@ static void fill(int value, int size, uint8_t *out, ptrdiff_t stride)
         memset(out + y * stride, sample, (size_t)size);
 }
 
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
 
 /* Two values, 16 bits each, for a multiply-add of pairs. */
 #define PAIR(a, b) (int)((uint32_t)(uint16_t)(int16_t)(a) | (uint32_t)(uint16_t)(int16_t)(b) << 16)
@@ -92,7 +92,7 @@ static void fill(int value, int size, uint8_t *out, ptrdiff_t stride)
 #define TIMES4(pairs, a, b) _mm_madd_epi16(pairs, _mm_set1_epi32(PAIR(a, b)))
 
 /* One pass over eight columns: 32 bits each, from pairs of rows. */
-INLINED void pass8(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
+PST_AVX2_INLINE void pass8(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
 {
     const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
     const __m256i sum = _mm256_add_epi32(TIMES(p04, 8192, 8192), half);
@@ -111,7 +111,7 @@ INLINED void pass8(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int
 }
 
 /* The same where only the first four rows have anything. */
-INLINED void pass4(__m256i p02, __m256i p13, const int bits, __m256i out[8])
+PST_AVX2_INLINE void pass4(__m256i p02, __m256i p13, const int bits, __m256i out[8])
 {
     const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
     const __m256i even[4] = {TIMES(p02, 8192, 10703), TIMES(p02, 8192, 4433), TIMES(p02, 8192, -4433),
@@ -125,13 +125,13 @@ INLINED void pass4(__m256i p02, __m256i p13, const int bits, __m256i out[8])
     }
 }
 
-INLINED __m256i pair_of(__m128i a, __m128i b)
+PST_AVX2_INLINE __m256i pair_of(__m128i a, __m128i b)
 {
     return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
 }
 
 /* What comes out of the last pass is columns, 32 bits each. */
-INLINED void store8(const __m256i columns[8], uint8_t *out, ptrdiff_t stride)
+PST_AVX2_INLINE void store8(const __m256i columns[8], uint8_t *out, ptrdiff_t stride)
 {
     const __m256i turn = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13,
                                           2, 6, 10, 14, 3, 7, 11, 15);
@@ -151,7 +151,7 @@ INLINED void store8(const __m256i columns[8], uint8_t *out, ptrdiff_t stride)
     }
 }
 
-AVX2 static void all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
+PST_AVX2 static void all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
 {
     __m128i r[8];
     __m256i sums[8];
@@ -173,7 +173,7 @@ AVX2 static void all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
     store8(sums, out, stride);
 }
 
-AVX2 static void few_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
+PST_AVX2 static void few_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
 {
     __m128i r[4];
     __m256i sums[8];
@@ -207,7 +207,7 @@ void idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stri
 {
     if (last == 0 || size == 1)
         fill(block[0], size, out, stride);
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
     else if (size == 8 && avx2 && last <= FEW)
         few_avx2(block, out, stride);
     else if (size == 8 && avx2)

@@ -319,15 +319,15 @@ static PyMethodDef methods[] = {
 
 static int fill(PyObject *module)
 {
-    look_for_avx2();
-    if (PyModule_AddIntConstant(module, "AVX2", has_avx2()) < 0)
+    pst_cpu_detect();
+    if (PyModule_AddIntConstant(module, "AVX2", pst_cpu_has_avx2()) < 0)
         return -1;
     return PyModule_AddIntConstant(module, "LIBJPEG_TURBO_VERSION", LIBJPEG_TURBO_VERSION_NUMBER);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill},
 #ifdef Py_GIL_DISABLED
-                                   /* Threads share nothing but what `look_for_avx2` has found. */
+                                   /* Threads share nothing but what `pst_cpu_detect` has found. */
                                    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                    {0, NULL}};

@@ -55,7 +55,7 @@ int pst_region_open(pst_region *b, const pst_frame *frame, const uint8_t *data, 
     open_scan(&b->scan, &b->tables, frame);
     int context = 0;
     b->channels = channels;
-    b->avx2 = simd && has_avx2();
+    b->avx2 = simd && pst_cpu_has_avx2();
     b->width = frame->mcu_width / scale;
     b->height = frame->mcu_height / scale;
     b->late = 0;

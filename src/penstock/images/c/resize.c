@@ -256,8 +256,8 @@ void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *sc
     plan->last_row = plan->y.first[job->out_height - 1] + 2 * plan->y.pairs[job->out_height - 1];
     plan->last_row = plan->last_row < job->height ? plan->last_row : job->height;
     memset(plan->ring, 0, (size_t)(plan->y.stride / 2) * plan->ring_stride * sizeof *plan->ring);
-#if HAVE_AVX2
-    plan->avx2 = job->simd && has_avx2();
+#if PST_AVX2_COMPILED
+    plan->avx2 = job->simd && pst_cpu_has_avx2();
     if (plan->avx2 && job->channels == 3) {
         plan_lanes(plan);
         size_t reach = (size_t)plan->x.stride * (size_t)job->pixel + LOAD;
@@ -295,10 +295,10 @@ static void across(const pst_resize_plan *plan, const uint8_t *a, const uint8_t 
     }
 }
 
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
 
 /* 16 bytes of one pixel's taps, and 16 of the next one's. */
-INLINED __m256i two_loads(const uint8_t *one, const uint8_t *two)
+PST_AVX2_INLINE __m256i two_loads(const uint8_t *one, const uint8_t *two)
 {
     __m128i low = _mm_loadu_si128((const __m128i *)one);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128((const __m128i *)two), 1);
@@ -306,8 +306,8 @@ INLINED __m256i two_loads(const uint8_t *one, const uint8_t *two)
 
 /* Pixels 2 * from .. 2 * to - 1; `a` and `b` begin `skipped` bytes behind the beginning of their rows. `even` says that
  * `pairs` is. What is constant is so that the compiler unrolls. */
-INLINED void duos(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped, uint16_t *restrict row,
-                  int from, int to, const int pairs, const int even, const int fine)
+PST_AVX2_INLINE void duos(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped,
+                          uint16_t *restrict row, int from, int to, const int pairs, const int even, const int fine)
 {
     const char p = (char)plan->job.pixel, q = (char)(2 * p);
     /* Two pixels of three channels, or the two behind, as pairs of 16-bit numbers: R R G G B B 0 0. */
@@ -351,8 +351,8 @@ INLINED void duos(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *
     }
 }
 
-AVX2 static void across_avx2(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped,
-                             uint16_t *row, int from, int to)
+PST_AVX2 static void across_avx2(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped,
+                                 uint16_t *row, int from, int to)
 {
     int pairs = plan->x.most;
     if (plan->job.bicubic && pairs == 1)
@@ -417,21 +417,21 @@ static void down(const pst_resize_plan *plan, int y, uint8_t *restrict to)
         to[i] = clipped(sums[i] >> shift);
 }
 
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
 
 /* Two weights for each pair of values. */
-INLINED __m256i twice(int32_t one, int32_t two)
+PST_AVX2_INLINE __m256i twice(int32_t one, int32_t two)
 {
     return _mm256_set1_epi32((int32_t)((uint32_t)two << 16 | ((uint32_t)one & 0xFFFF)));
 }
 
 /* Sums of products of eight pairs. */
-INLINED __m256i add_pairs(__m256i sum, __m256i rows, __m256i weights)
+PST_AVX2_INLINE __m256i add_pairs(__m256i sum, __m256i rows, __m256i weights)
 {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(rows, weights));
 }
 
-INLINED void chunks(const pst_resize_plan *plan, int y, uint8_t *restrict to, const int pairs, const int fine)
+PST_AVX2_INLINE void chunks(const pst_resize_plan *plan, int y, uint8_t *restrict to, const int pairs, const int fine)
 {
     const int32_t *weight = plan->y.weight + (ptrdiff_t)y * plan->y.stride;
     const __m256i half = _mm256_set1_epi32(1 << (plan->y.shift - 1)), shift = _mm256_set1_epi32(plan->y.shift);
@@ -467,7 +467,7 @@ INLINED void chunks(const pst_resize_plan *plan, int y, uint8_t *restrict to, co
     }
 }
 
-AVX2 static void down_avx2(const pst_resize_plan *plan, int y, uint8_t *to)
+PST_AVX2 static void down_avx2(const pst_resize_plan *plan, int y, uint8_t *to)
 {
     int pairs = plan->y.pairs[y];
     if (plan->job.bicubic)
@@ -522,7 +522,7 @@ static void emit(pst_resize_plan *plan, int y)
     int at = job->flip_y ? job->out_height - 1 - y : y;
     int direct = !job->table && (!job->planar || job->channels == 1);
     uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * job->row : plan->line;
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
     if (plan->avx2)
         down_avx2(plan, y, line);
     else
@@ -549,7 +549,7 @@ static void take(pst_resize_plan *plan, int pair, const uint8_t *a, const uint8_
     if (plan->done == plan->job.out_height || pair < y->first[plan->done] / 2)
         return;
     uint16_t *row = plan->ring + (size_t)ring_slot(plan, pair) * plan->ring_stride;
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
     if (plan->avx2 && plan->job.channels == 3)
         across_by_parts(plan, a, b, row);
     else

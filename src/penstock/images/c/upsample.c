@@ -42,27 +42,27 @@ static inline void plain_to_rgb(const uint8_t *y, const uint8_t *cb, const uint8
     }
 }
 
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
 
-AVX2 static void across_avx2(const uint8_t *from, long count, uint8_t *out)
+PST_AVX2 static void across_avx2(const uint8_t *from, long count, uint8_t *out)
 {
     across(from, count, out);
 }
 
-AVX2 static void both_avx2(const uint8_t *near, const uint8_t *far, long count, uint8_t *out)
+PST_AVX2 static void both_avx2(const uint8_t *near, const uint8_t *far, long count, uint8_t *out)
 {
     both(near, far, count, out);
 }
 
 /* (value * factor + 32768) >> 16, of small values. */
-INLINED __m256i share(__m256i value, int factor)
+PST_AVX2_INLINE __m256i share(__m256i value, int factor)
 {
     const __m256i twice = _mm256_mulhi_epi16(_mm256_add_epi16(value, value), _mm256_set1_epi16((short)factor));
     return _mm256_srai_epi16(_mm256_add_epi16(twice, _mm256_set1_epi16(1)), 1);
 }
 
 /* The same of two values and two factors. */
-INLINED __m256i share_of_two(__m256i a, __m256i b, int factor_a, int factor_b)
+PST_AVX2_INLINE __m256i share_of_two(__m256i a, __m256i b, int factor_a, int factor_b)
 {
     const __m256i factors =
         _mm256_set1_epi32((int)((uint32_t)(uint16_t)(int16_t)factor_a | (uint32_t)(uint16_t)(int16_t)factor_b << 16));
@@ -72,13 +72,13 @@ INLINED __m256i share_of_two(__m256i a, __m256i b, int factor_a, int factor_b)
     return _mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16));
 }
 
-INLINED __m256i widened(const uint8_t *samples)
+PST_AVX2_INLINE __m256i widened(const uint8_t *samples)
 {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)samples));
 }
 
 /* Sixteen pixels at a time: 52 bytes are written for 48. */
-AVX2 static void to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, long count, uint8_t *out)
+PST_AVX2 static void to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, long count, uint8_t *out)
 {
     const __m256i middle = _mm256_set1_epi16(128);
     const __m128i close = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
@@ -106,7 +106,7 @@ AVX2 static void to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint8_t 
 /* Twice as many samples of a row. There is one before the first, and one behind the last. */
 void upsample_across(const uint8_t *samples, long count, uint8_t *out, int avx2)
 {
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
     if (avx2) {
         across_avx2(samples, count, out);
         return;
@@ -119,7 +119,7 @@ void upsample_across(const uint8_t *samples, long count, uint8_t *out, int avx2)
 /* Twice as many samples of a row that lies between two, nearer to one. */
 void upsample_both(const uint8_t *near, const uint8_t *far, long count, uint8_t *out, int avx2)
 {
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
     if (avx2) {
         both_avx2(near, far, count, out);
         return;
@@ -131,7 +131,7 @@ void upsample_both(const uint8_t *near, const uint8_t *far, long count, uint8_t 
 
 void to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, long count, uint8_t *out, int avx2)
 {
-#if HAVE_AVX2
+#if PST_AVX2_COMPILED
     if (avx2) {
         to_rgb_avx2(y, cb, cr, count, out);
         return;
