@@ -95,7 +95,7 @@ def main() -> None:
     parser = arguments(__doc__, repeat=5)
     parser.add_argument("--data", type=Path, help="folder of JPEG files (default: mosaics of examples/data)")
     parser.add_argument("--images", type=int, default=500, help="at most (default: %(default)s)")
-    options = parse(parser, {"images": 10, "repeat": 1}, ["imagecodecs", "torchcodec", "simplejpeg"])
+    options = parse(parser, {"images": 10, "repeat": 1}, ["simplejpeg"])
     cv2.setNumThreads(0)
     with folder(options.dir) as where:
         write_listing(options.data, where / "files.txt", "as they are", 0, 1)

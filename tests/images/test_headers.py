@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
 
@@ -13,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock.errors import ImageError
-from penstock.images.backends import installed
-from penstock.images.decode import decode
-from penstock.images.headers import TruncatedHeader, gif_pixels, png_is_whole, size_from_header, size_of_file
+from penstock.images.headers import TruncatedHeader, png_is_whole, size_from_header, size_of_file
 
 
 @given(st.sampled_from([".jpg", ".png", ".webp", ".bmp", ".gif", ".ppm"]), st.integers(1, 300), st.integers(1, 300))
@@ -77,30 +73,6 @@ def test_any_bytes_give_a_size_none_or_the_signal(data: bytes, start: bytes) -> 
     except TruncatedHeader:
         return
     assert size is None or (len(size) == 2 and min(size) >= 0)
-
-
-def gif(frames: int) -> bytes:
-    images = [Image.fromarray(np.full((20, 30), level * 40, np.uint8)) for level in range(frames)]
-    file = io.BytesIO()
-    images[0].save(file, "GIF", save_all=True, append_images=images[1:])
-    return file.getvalue()
-
-
-def test_the_pixels_of_all_frames_of_a_gif() -> None:
-    assert [gif_pixels(gif(frames)) for frames in (1, 2, 5)] == [600, 1200, 3000]
-    data = gif(3)
-    at = data.rindex(b"\x2c" + struct.pack("<HHHH", 0, 0, 30, 20)) + 5
-    assert gif_pixels(data[:at] + struct.pack("<HH", 1000, 1000) + data[at + 4 :]) == 1_001_200
-    for cut in range(13, len(data) - 1):
-        with contextlib.suppress(struct.error, IndexError):
-            assert gif_pixels(data[:cut]) <= 1800
-
-
-@pytest.mark.skipif("torchvision" not in installed(), reason="torchvision is not installed")
-def test_torchvision_decodes_every_frame_of_a_gif() -> None:
-    assert decode(gif(3), backend="torchvision", max_pixels=1800).shape == (20, 30, 3)
-    with pytest.raises(ImageError, match="1800 pixels in all frames, more than the limit of 1799"):
-        decode(gif(3), backend="torchvision", max_pixels=1799)
 
 
 def test_a_chunk_of_png_beyond_the_end() -> None:

@@ -3,15 +3,10 @@
 `decode.decode` is the public function, which handles limits, orientation, truncated files and names in errors. A
 backend decodes bytes to pixels:
 
-    backend                      formats
-    ``native``                   JPEG, by Penstock's C extension (region decode is in `region`)
-    ``simplejpeg``               JPEG
-    ``opencv``                   JPEG, PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000, AVIF
-    ``pillow``                   the same, and all others that Pillow supports
-    ``imageio``                  JPEG, PNG, WebP, BMP, GIF
-    ``torchvision``              JPEG, PNG, WebP, GIF
-    ``torchcodec``               JPEG
-    ``imagecodecs``              PNG, in four fifths of OpenCV's time
+    ``native``        JPEG, by Penstock's C extension (region decode is in `region`)
+    ``simplejpeg``    JPEG
+    ``opencv``        JPEG, PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000, AVIF
+    ``pillow``        the same, and all others that Pillow supports
 
 **Limits**: a backend receives a `limits.Limit` and checks the image's size before it decodes.
 
@@ -21,9 +16,9 @@ animation is decoded. `ValueError` with a reason means that the image cannot be 
 `simplejpeg` refuse every JPEG with a libjpeg warning, except for stray bytes; the others also decode JPEGs that are
 damaged in the middle. `Backend.partial` lists the formats for which a backend decodes a part of a truncated image.
 
-**Tolerance**: RGB from `native`, `simplejpeg`, `opencv` and `pillow` on one build of libjpeg-turbo is equal bit for
-bit; another build may differ by `TOLERANCE` levels, because colour conversion and upsampling are rounded. Libraries
-convert CMYK differently, within 2 levels without a profile.
+**Tolerance**: RGB of a JPEG is equal bit for bit on one build of libjpeg-turbo; another build may differ by `TOLERANCE`
+levels, because colour conversion and upsampling are rounded. Libraries convert CMYK differently, within 2 levels
+without a profile.
 
 A new backend is a function and an entry in `BACKENDS`.
 """
@@ -31,11 +26,10 @@ A new backend is a function and an entry in `BACKENDS`.
 from __future__ import annotations
 
 import importlib
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import cv2
 import numpy as np
@@ -43,7 +37,7 @@ import numpy.typing as npt
 import simplejpeg
 
 from penstock.errors import ConfigError
-from penstock.images import exif, headers, jpeg, native
+from penstock.images import exif, jpeg, native
 from penstock.images.limits import Limit, TooManyPixels, check_jpeg, check_without_call, open_pillow
 
 __all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed"]
@@ -54,8 +48,6 @@ Data: TypeAlias = bytes | bytearray | memoryview
 TOLERANCE = 3
 """The largest difference of two backends in an RGB or gray JPEG, in levels."""
 
-_FLAGS = cv2.IMREAD_IGNORE_ORIENTATION
-_APP1, _SCAN = 0xE1, 0xDA
 # Warnings of libjpeg that do not affect pixels. All others mean missing or wrong pixels.
 _HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
 
@@ -92,10 +84,8 @@ def choose(name: str, kind: str, partial: bool = False) -> Backend:
     `partial`.
     """
     if name == "auto":
-        if partial and kind not in ("jpeg", "other") and kind in BACKENDS["pillow"].partial and _is_installed("pillow"):
+        if partial and kind in ("png", "bmp", "gif", "tiff") and _is_installed("pillow"):
             return BACKENDS["pillow"]
-        if kind == "png" and _is_installed("imagecodecs"):
-            return BACKENDS["imagecodecs"]
         return BACKENDS["simplejpeg" if kind == "jpeg" else "opencv"]
     if name not in BACKENDS:
         raise ConfigError(f"no backend {name!r}: use 'auto' or one of {', '.join(BACKENDS)}")
@@ -120,7 +110,7 @@ def _is_installed(name: str) -> bool:
         return native.is_available()
     try:
         importlib.import_module(BACKENDS[name].module)
-    except Exception:  # built for another torch, or its libraries are missing
+    except ImportError:
         return False
     return True
 
@@ -147,7 +137,7 @@ def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image
         reason = str(error)
     # libjpeg reports only its first warning. If that one is harmless, the end-of-image marker must show that no data is
     # missing.
-    complete = b"\xff\xd9" in bytes(data[-4096:])
+    complete = jpeg.has_end(data)
     if partial or (complete and any(text in reason for text in _HARMLESS)):
         try:
             image = simplejpeg.decode_jpeg(data, space, strict=False)
@@ -165,14 +155,14 @@ def _opencv(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
     _check_end(data, partial)
     check_without_call(data, form, limit)
     try:
-        flags = _FLAGS | (cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR)
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        flags = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
         raise ValueError(str(error)) from error
     if pixels is None:
         raise ValueError(f"truncated, damaged or not an image, starting with {bytes(data[:12])!r}")
     image: Image = pixels[:, :, None] if gray else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
-    return _as_stored(_as_channels(image, channels), data)
+    return _as_stored(image, channels, data)
 
 
 def _pillow(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
@@ -189,107 +179,23 @@ def _pillow(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
                 if not partial:
                     raise
                 image.tile = []  # use the part that was decoded
-            deep = image.mode.startswith("I")
-            array = np.array(image if deep else image.convert("L" if image.mode == "L" else "RGB"))
+            if image.mode.startswith("I"):  # 16 bits, perhaps stored as 32: conversion by Pillow would clip them
+                pixels = (np.array(image, np.int64) >> 8).clip(0, 255).astype(np.uint8)
+            else:
+                pixels = np.array(image.convert("L" if image.mode == "L" else "RGB"))
     except TooManyPixels:
         raise
     except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, pil.DecompressionBombError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    return _as_stored(_as_channels(_as_bytes(array), channels), data)
+    return _as_stored(pixels[:, :, None] if pixels.ndim == 2 else pixels, channels, data)
 
 
-def _imageio(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    module: Any = importlib.import_module("imageio.v3")
-    _check_end(data, partial)
-    deep = exif.kind(data) == "png"  # conversion to RGB would clip 16 bits
-    try:
-        with open_pillow(data, limit):  # checks limits; imageio uses Pillow for these formats
-            array = module.imread(bytes(data), plugin="pillow", index=0, mode=None if deep else "RGB")
-    except TooManyPixels:
-        raise
-    except Exception as error:  # its plugins raise any type of error
-        raise ValueError(str(error)) from error
-    return _as_channels(_as_bytes(array), channels)
-
-
-def _torchvision(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    module: Any = importlib.import_module("torchvision.io")
-    form = exif.kind(data)
-    _check_end(data, partial)
-    check_without_call(data, form, limit)
-    if form == "gif":  # torchvision decodes every frame
-        try:
-            pixels = headers.gif_pixels(data)
-        except (struct.error, IndexError):
-            raise ValueError("truncated") from None
-        if pixels > limit.max_pixels:
-            raise TooManyPixels(f"{pixels} pixels in all frames, more than the limit of {limit.max_pixels}")
-    mode = module.ImageReadMode.RGB if channels == 3 else module.ImageReadMode.GRAY
-    return _from_torch(lambda tensor: module.decode_image(tensor, mode=mode), data, channels)
-
-
-def _torchcodec(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    module: Any = importlib.import_module("torchcodec.decoders")
-    _check_end(data, partial)
-    check_jpeg(data, limit)
-    return _from_torch(lambda tensor: module.decode_image(tensor), _without_exif(data), channels)
-
-
-def _without_exif(data: Data) -> Data:
-    """Return a JPEG without its APP1 segments: torchcodec always applies their orientation."""
-    parts, at = [], 0
-    for marker, start, stop in jpeg.segments(data):
-        if marker == _APP1:
-            parts.append(bytes(data[at : start - 4]))  # marker and length precede the content
-            at = stop
-        elif marker == _SCAN:
-            break
-    return b"".join([*parts, bytes(data[at:])]) if parts else data
-
-
-def _imagecodecs(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    module: Any = importlib.import_module("imagecodecs")
-    check_without_call(data, exif.kind(data), limit)
-    try:
-        array = module.png_decode(data)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(str(error)) from error
-    return _as_channels(_as_bytes(array), channels)
-
-
-def _from_torch(decode: Callable[[Any], Any], data: Data, channels: int) -> Image:
-    import torch
-
-    try:
-        tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(str(error)) from error
-    array = (tensor[0] if tensor.ndim == 4 else tensor).permute(1, 2, 0).contiguous().numpy()
-    return _as_channels(_as_bytes(array), channels)
-
-
-def _as_bytes(array: npt.NDArray[Any]) -> Image:
-    """Reduce 16 bits to 8; return uint8 (height, width, channels). Pillow may store 16-bit gray as 32 bits."""
-    if array.dtype == np.bool_:
-        array = array.astype(np.uint8) * np.uint8(255)
-    if array.dtype != np.uint8:
-        array = (array.astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-    return array[:, :, None] if array.ndim == 2 else array
-
-
-def _as_channels(image: Image, channels: int) -> Image:
-    """Convert to the requested channels: repeat gray, drop alpha, weight colours to luminance."""
-    if image.shape[2] == 2 or image.shape[2] == 4:
-        image = image[:, :, :-1]
+def _as_stored(image: Image, channels: int, data: Data) -> Image:
+    """Convert to the channels; undo the orientation of a TIFF, the only format for which libraries always apply it."""
     if image.shape[2] == 1 and channels == 3:
         image = np.repeat(image, 3, axis=2)
     elif image.shape[2] == 3 and channels == 1:
-        image = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_RGB2GRAY)[:, :, None]
-    return np.ascontiguousarray(image)
-
-
-def _as_stored(image: Image, data: Data) -> Image:
-    """Undo the orientation of a TIFF, the only format for which OpenCV and Pillow always apply it."""
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
     turned = exif.orientation(data) if exif.kind(data) == "tiff" else 1
     return image if turned == 1 else exif.oriented(image, exif.inverse(turned))
 
@@ -300,7 +206,6 @@ def _check_end(data: Data, partial: bool) -> None:
         raise ValueError("truncated: no end-of-image marker")
 
 
-_COMMON = frozenset({"jpeg", "png", "webp", "bmp", "gif"})
 _JPEG = frozenset({"jpeg"})
 _PILLOW_PARTS = frozenset({"jpeg", "png", "bmp", "gif", "tiff", "other"})
 
@@ -311,10 +216,6 @@ BACKENDS: dict[str, Backend] = {
         Backend("simplejpeg", "simplejpeg", _JPEG, _simplejpeg, _JPEG),
         Backend("opencv", "cv2", None, _opencv),
         Backend("pillow", "PIL.Image", None, _pillow, _PILLOW_PARTS),
-        Backend("imageio", "imageio.v3", _COMMON, _imageio),
-        Backend("torchvision", "torchvision.io", _COMMON - {"bmp"}, _torchvision),
-        Backend("torchcodec", "torchcodec.decoders", _JPEG, _torchcodec),
-        Backend("imagecodecs", "imagecodecs", frozenset({"png"}), _imagecodecs),
     )
 }
 """All backends by name, installed or not."""

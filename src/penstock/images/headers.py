@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from typing import TypeAlias
 
 from penstock.images import exif, jpeg
 from penstock.images.jpeg import TruncatedHeader
 
-__all__ = ["TruncatedHeader", "gif_pixels", "png_is_whole", "size_from_header", "size_of_file", "tiff_block"]
+__all__ = ["TruncatedHeader", "png_is_whole", "size_from_header", "size_of_file", "tiff_block"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 Size: TypeAlias = tuple[int, int]
@@ -156,31 +155,3 @@ def _tiff(data: Data) -> tuple[Size | None, Size | None]:
     if min(width, height, rows, *block) < 0 or _DEPTHS & tags.keys():
         return None, None
     return (width, height), (block[0], block[1] or height)
-
-
-def gif_pixels(data: Data) -> int:
-    """Return the total pixels of a GIF's frames, for decoders that decode all; each counts at least the screen."""
-    width, height = _pair("<HH", data, 6)
-    screen = width * height
-    return sum(max(screen, frame) for frame in _gif_frames(data))
-
-
-def _gif_frames(data: Data) -> Iterator[int]:
-    """Yield the pixels of each frame. Raises `struct.error` for a truncated block, which decoders refuse, too."""
-    at = 13 + _colours(data[10])
-    while at < len(data) and data[at] in (0x21, 0x2C):
-        if data[at] == 0x2C:
-            width, height, flags = struct.unpack_from("<HHB", data, at + 5)
-            yield width * height
-            at += 11 + _colours(flags)
-        else:
-            at += 2
-        while True:
-            (length,) = struct.unpack_from("B", data, at)
-            at += 1 + length
-            if length == 0:
-                break
-
-
-def _colours(flags: int) -> int:
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0

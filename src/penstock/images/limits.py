@@ -7,8 +7,8 @@ parser and 30,000 x 30,000 for another. So the size is read in this way:
     C extension                     libjpeg's header, within the decoding call
     other JPEG decoders             simplejpeg's header call, which is libjpeg's (`check_jpeg`)
     Pillow                          the open image (`open_pillow`); for JPEG libjpeg, too
-    OpenCV, torchvision,            they have no header call, so `penstock.images.headers` parses other formats
-    imagecodecs                     strictly, and images that it cannot parse are refused (`check_without_call`)
+    OpenCV, for other formats       it has no header call, so `penstock.images.headers` parses them strictly, and
+                                    images that it cannot parse are refused (`check_without_call`)
 
 An image is also refused if the decoder reads another size than the caller got, because crops are drawn from that size.
 """
