@@ -1,4 +1,4 @@
-"""Formats and libraries: processor time to decode a photograph as JPEG, PNG or WebP, whole or a random crop.
+"""Formats and libraries: processor time to decode an image as JPEG, PNG or WebP, whole or a random crop.
 
 All libraries decode the same images to RGB arrays from memory, in one thread, taking turns: libraries within a format,
 round by round. Files are made of the photographs: PNG at Pillow's level, WebP at quality 85 and lossless. "crop" is the
@@ -6,6 +6,9 @@ box of a RandomResizedCrop of 8 to 100 % of the area, cut out of the whole image
 no more than it needs of a JPEG. No kept library for Python decodes a part of a PNG or of a WebP.
 
     python benchmarks/image_formats.py --data ~/imagenet-sample
+    python benchmarks/image_formats.py --data ~/my-images --own    # as they are, of any format
+
+`--own` measures the files of the most frequent format. Those that some library cannot decode are left out for all.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import io
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import cv2
@@ -23,9 +27,12 @@ from PIL import Image
 from _common import arguments, folder, parse, spread, table
 from _image_files import read_listing, write_listing
 from images_decode import Sample, random_box
+from penstock.errors import ImageError
+from penstock.images import exif
 from penstock.images.backends import BACKENDS, installed
 from penstock.images.decode import decode
-from penstock.images.headers import size_from_header
+from penstock.images.files import is_image
+from penstock.images.headers import size_of_file
 from penstock.images.region import decode_region
 
 _PEER = "opencv"
@@ -48,13 +55,34 @@ def encoded(path: str, kind: str, how: dict[str, int | bool]) -> bytes:
     return file.getvalue()
 
 
-def samples_of(paths: Iterable[str], kind: str, how: dict[str, int | bool]) -> list[Sample]:
+def own_files(where: Path, count: int) -> tuple[str, list[bytes]]:
+    """The files of the most frequent format below a folder, `count` at most, spread evenly over its sorted paths."""
+    paths = sorted(path for path in where.rglob("*") if is_image(path.name) and path.is_file())
+    chosen = [path.read_bytes() for path in paths[:: max(1, len(paths) // count)][:count]]
+    kinds = Counter(kind for data in chosen if (kind := exif.kind(data)) != "other")
+    kind = kinds.most_common(1)[0][0] if kinds else ""
+    good = [data for data in chosen if exif.kind(data) == kind and works(data, kind)]
+    if not good:
+        raise SystemExit(f"{where}: no images that all libraries decode")
+    print(f"{len(paths)} images, of which {len(good)} are measured, and {len(chosen) - len(good)} are left out")
+    return kind, good
+
+
+def works(data: bytes, kind: str) -> bool:
+    """Whether every installed backend of this format decodes the file."""
+    try:
+        for name in installed():
+            if BACKENDS[name].reads(kind):
+                decode(data, backend=name)
+    except ImageError:
+        return False
+    return True
+
+
+def with_boxes(files: Iterable[bytes]) -> list[Sample]:
     """Encoded images, each with a box."""
-    rng, found = random.Random(0), []
-    for path in paths:
-        data = encoded(path, kind, how)
-        found.append((data, random_box(size_from_header(data) or (1, 1), rng)))
-    return found
+    rng = random.Random(0)
+    return [(data, random_box(size_of_file(data) or (1, 1), rng)) for data in files]
 
 
 def variants(kind: str) -> dict[str, Callable[[Sample], object]]:
@@ -68,10 +96,8 @@ def variants(kind: str) -> dict[str, Callable[[Sample], object]]:
     return found
 
 
-def measure(title: str, paths: list[str], repeat: int) -> None:
+def measure(title: str, kind: str, samples: Sequence[Sample], repeat: int) -> None:
     """One table."""
-    kind, how = _FORMATS[title]
-    samples = samples_of(paths, kind, how)
     functions = variants(kind)
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeat + 1):  # the first one does not count
@@ -95,13 +121,20 @@ def main() -> None:
     parser = arguments(__doc__, repeat=5)
     parser.add_argument("--data", type=Path, help="folder of JPEG files (default: mosaics of examples/data)")
     parser.add_argument("--images", type=int, default=500, help="at most (default: %(default)s)")
+    parser.add_argument("--own", action="store_true", help="measure the files of --data as they are, of any format")
     options = parse(parser, {"images": 10, "repeat": 1}, ["simplejpeg"])
     cv2.setNumThreads(0)
+    if options.own:
+        if options.data is None:
+            parser.error("--own needs --data")
+        kind, files = own_files(options.data, options.images)
+        measure(f"{options.data}, {kind}", kind, with_boxes(files), options.repeat)
+        return
     with folder(options.dir) as where:
         write_listing(options.data, where / "files.txt", "as they are", 0, 1)
         paths = read_listing(where / "files.txt")[0][: options.images]
-        for title in _FORMATS:
-            measure(title, paths, options.repeat)
+        for title, (kind, how) in _FORMATS.items():
+            measure(title, kind, with_boxes(encoded(path, kind, how) for path in paths), options.repeat)
 
 
 if __name__ == "__main__":

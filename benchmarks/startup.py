@@ -29,7 +29,7 @@ COMMANDS = (
     "profile",
     "plan",
     "shuffle-quality",
-    "bench readers",
+    "bench clips",
     "serve",
 )
 AFTER_TORCH = {"import penstock": "import penstock", "penstock.DataLoader": "import penstock; penstock.DataLoader"}

@@ -21,7 +21,6 @@ from penstock.datasets.loading import EncodedImage
 from penstock.errors import ImageError
 from penstock.images import native
 from penstock.images.backends import BACKENDS, installed
-from penstock.images.compare import Files, compare
 from penstock.images.decode import MAX_PIXELS, decode, image_size
 from penstock.images.headers import size_from_header, size_of_file
 from penstock.images.jpeg import MAX_SCANS, scans
@@ -186,12 +185,6 @@ class TestJpeg:
         assert scans(hidden) == 1
         assert scans(jpeg() + b"\xff\xda" * 400) == 1
         assert decode(hidden).shape == (16, 16, 3)
-
-    def test_the_benchmark_of_readers_has_the_limit(self) -> None:
-        good = [jpeg(64, 64)]
-        result = compare(Files("jpeg", [*good, large_for_libjpeg()]), target=8, rounds=1)
-        assert result.files == 1
-        assert set(result.failed.values()) <= {0, 1}
 
 
 def encoded(kind: str, size: tuple[int, int] = (40, 24), **options: object) -> bytes:

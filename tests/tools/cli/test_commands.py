@@ -49,7 +49,6 @@ MISSING: dict[str, list[str]] = {
     "ledger": [f"{NOBODY}.py:loader", "--step", "1"],
     "plan": [],  # reads nothing
     "shuffle-quality": [NOBODY],
-    "bench readers": [NOBODY],
     "bench clips": [NOBODY],
     "serve": [NOBODY],
 }
@@ -64,7 +63,6 @@ UNWRITABLE: dict[str, list[str]] = {
     "shards pack": ["train.txt", "file/folder"],
     "profile": ["train.txt", "--html", f"{NOBODY}/page.html"],
     "plan": ["--samples", "10", "--bytes", "10", "--plot", f"{NOBODY}/plan.png"],
-    "bench readers": ["--plot", f"{NOBODY}/plot.png"],
     "serve": ["train.txt", "--ready-file", f"{NOBODY}/ready"],
     "demo": ["--out", "file/folder"],
 }
@@ -184,7 +182,7 @@ def test_what_is_not_there_is_1(
 def test_what_cannot_be_written_is_1(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name in ("plan", "bench readers"):
+    if name == "plan":
         pytest.importorskip("matplotlib")
     assert run([*name.split(), *UNWRITABLE[name]], monkeypatch) == 1
     _, err = capsys.readouterr()

@@ -85,7 +85,7 @@ class _Penstock(Catalog):
             "Measure how well orders mix a manifest.",
             "penstock shuffle-quality train.txt --ranks 8 --buffer 10000",
         ),
-        "bench": Entry("penstock.tools.cli.bench", "Speed and order", "Find the fastest library for your own files."),
+        "bench": Entry("penstock.tools.cli.bench", "Speed and order", "Compare libraries that read clips of videos."),
         "serve": Entry(
             "penstock.tools.cli.serve",
             "Services",
