@@ -13,7 +13,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "penstock"
 _BOTTOM = (
     "cores distributed errors hashing html_page lazy memory processes progress random stages state storage svg threads "
-    "wording"
+    "warn_once wording"
 )
 LAYERS = (
     {"", *_BOTTOM.split()},

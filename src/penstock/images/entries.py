@@ -37,10 +37,10 @@ import xxhash
 from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, StateError
 from penstock.images import native
 from penstock.images.decode import read_bytes
-from penstock.images.threads import map_blocks
-from penstock.images.warn_once import WarnOnce
 from penstock.manifest import Manifest, Record
 from penstock.storage import File, Storage, io_error, write_atomically
+from penstock.threads import map_blocks
+from penstock.warn_once import WarnOnce
 
 __all__ = [
     "MAX_ERRORS",

@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, ImageError, ManifestError, StateError
 from penstock.images.decode import image_size
-from penstock.images.threads import map_blocks
 from penstock.manifest import Manifest
 from penstock.manifest.indices import as_numpy
 from penstock.storage import io_error, write_atomically
+from penstock.threads import map_blocks
 
 __all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
 

@@ -20,10 +20,10 @@ from penstock.errors import ManifestError, ManifestIOError, ShardIOError, StateE
 from penstock.images import native
 from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, compute_entries
 from penstock.images.files import is_image
-from penstock.images.warn_once import WarnOnce
 from penstock.shards.index import ShardIndex, load_or_build
 from penstock.storage import io_error, write_atomically
 from penstock.storage.files import SHARD, File
+from penstock.warn_once import WarnOnce
 
 __all__ = [
     "ORIGIN",

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.images.sample_record import SampleRecord
-from penstock.images.warn_once import WarnOnce
 from penstock.manifest.indices import Indices, to_rows
 from penstock.progress import progress_bar
 from penstock.shards.grouping import Sample
@@ -34,6 +33,7 @@ from penstock.storage.names import Urls, expand_versions
 from penstock.storage.stream import in_threads
 from penstock.storage.transfer import Stat
 from penstock.storage.urls import listed
+from penstock.warn_once import WarnOnce
 from penstock.wording import counted
 
 __all__ = ["ShardSet", "build", "find_shards"]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
-from penstock.images.warn_once import WarnOnce
 from penstock.manifest.sidecar import places
 from penstock.shards.grouping import KEY, URL, Sample, group
 from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
@@ -29,6 +28,7 @@ from penstock.storage.files import SHARD
 from penstock.storage.stream import Range, read_ranges
 from penstock.storage.transfer import Cancel, Stat
 from penstock.storage.urls import path_of, shown
+from penstock.warn_once import WarnOnce
 
 if TYPE_CHECKING:
     from penstock.shards.entries import ShardEntries

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from penstock.images.threads import map_blocks
 from penstock.manifest import Manifest
 from penstock.storage import io_error
 from penstock.storage.urls import shown
+from penstock.threads import map_blocks
 
 __all__ = ["read_files", "read_samples"]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.images.threads import map_blocks
+from penstock.threads import map_blocks
 
 
 @settings(max_examples=50)
