@@ -208,8 +208,6 @@ class TestProbability:
 
     @pytest.mark.parametrize("name", with_probability())
     def test_is_honoured(self, name: str) -> None:
-        if name in ("CoarseDropout", "Rotate"):
-            pytest.importorskip("albumentations")
         changed = {}
         for p in (0.0, 0.5, 1.0):
             step = with_probability()[name](p)

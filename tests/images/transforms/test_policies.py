@@ -1,8 +1,7 @@
-"""AutoAugment and its kin, and the adapters over albumentations."""
+"""AutoAugment, RandAugment, TrivialAugment."""
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -15,11 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from penstock.errors import ConfigError
 from penstock.images.transforms import (
     AutoAugment,
-    CoarseDropout,
-    Compose,
-    HorizontalFlip,
     RandAugment,
-    Rotate,
     TrivialAugment,
 )
 from penstock.images.transforms.canvas import ArraySource, Canvas
@@ -207,34 +202,3 @@ def test_translations_go_right_and_down() -> None:
 def test_bad_arguments(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
-
-
-class TestAdapters:
-    def test_say_what_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(__import__("sys").modules, "albumentations", None)
-        for make in (lambda: Rotate(10), CoarseDropout):
-            with pytest.raises(ConfigError, match=r"penstock\[augment\]"):
-                make()
-
-    def test_rotate(self) -> None:
-        pytest.importorskip("albumentations")
-        assert np.array_equal(Rotate((180, 180))(IMAGE), IMAGE[::-1, ::-1])
-        assert np.array_equal(Rotate(0)(IMAGE), IMAGE)
-        assert np.array_equal(Rotate(90, p=0)(IMAGE), IMAGE)
-        chain = Compose([Rotate(30), HorizontalFlip()])
-        with sample_scope(1):
-            one = chain(IMAGE)
-        with sample_scope(1):
-            assert np.array_equal(pickle.loads(pickle.dumps(chain))(IMAGE), one)
-        assert "degrees=(-30, 30)" in repr(chain)
-
-    def test_coarse_dropout(self) -> None:
-        pytest.importorskip("albumentations")
-        image = np.full((60, 80, 3), 200, np.uint8)
-        with sample_scope(1):
-            made = CoarseDropout(p=1)(image)
-        gone = int((made == 0).all(axis=2).sum())
-        assert 64 <= gone <= 8 * 64
-        assert np.array_equal(CoarseDropout(p=0)(image), image)
-        with pytest.raises(ConfigError):
-            CoarseDropout(max_holes=0)

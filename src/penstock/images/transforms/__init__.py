@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.images.transforms.albumentations_names import CoarseDropout, Rotate
 from penstock.images.transforms.base import Transform
 from penstock.images.transforms.colour import ColorJitter
 from penstock.images.transforms.compose import Compose
-from penstock.images.transforms.erasing import RandomErasing
+from penstock.images.transforms.erasing import CoarseDropout, RandomErasing
 from penstock.images.transforms.geometric import (
     CenterCrop,
     HorizontalFlip,
@@ -28,6 +27,7 @@ from penstock.images.transforms.geometric import (
 from penstock.images.transforms.mixing import CutMix, MixUp
 from penstock.images.transforms.padding import SquarePad
 from penstock.images.transforms.policies import AutoAugment, RandAugment, TrivialAugment
+from penstock.images.transforms.rotation import Rotate
 from penstock.images.transforms.tensors import Normalize, ToTensor
 from penstock.lazy import missing
 

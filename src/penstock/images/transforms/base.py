@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -12,7 +13,7 @@ from penstock.images.transforms.output import Form
 from penstock.images.transforms.single import transform_image
 from penstock.random import generator
 
-__all__ = ["Size", "Transform", "bernoulli", "check_bool", "check_probability", "check_size"]
+__all__ = ["Size", "Transform", "bernoulli", "check_bool", "check_probability", "check_range", "check_size"]
 
 Size = int | tuple[int, int] | list[int]
 
@@ -53,6 +54,21 @@ def check_bool(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {value!r}")
     return value
+
+
+def check_range(
+    value: float | Sequence[float], name: str, *, centre: float = 0, least: float = -math.inf, most: float = math.inf
+) -> tuple[float, float]:
+    """Return (min, max) for a number to draw, given so, or as the largest distance from the centre.
+
+    Raises:
+        ConfigError: a negative distance, or not two numbers in this order between `least` and `most`.
+    """
+    ends = tuple(value) if isinstance(value, Sequence) else (max(least, centre - value), centre + value)
+    if len(ends) != 2 or not least <= ends[0] <= ends[1] <= most:
+        limits = "" if math.isinf(least) else f" from {least:g} to {most:g}"
+        raise ConfigError(f"{name} must be one number of 0 or more, or (min, max){limits}, not {value!r}")
+    return float(ends[0]), float(ends[1])
 
 
 class Transform:

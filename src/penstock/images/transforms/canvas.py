@@ -198,6 +198,8 @@ class Canvas:
 
         Pixels from outside are `fill`, zero in masks. Boxes become the bounding boxes of their moved corners.
         """
+        if self.after:
+            self.tensor = self.tensor
         pixels = self.pixels
         height, width = self.size
         value = fill_values(fill, pixels.shape[2])
@@ -205,19 +207,21 @@ class Canvas:
         made = cv2.warpAffine(pixels, matrix, (width, height), flags=flags | cv2.WARP_INVERSE_MAP, borderValue=value)
         self.pixels = made if made.ndim == 3 else made[:, :, None]
         if self.masks:
+            # OpenCV moves the positions as it moves the pixels, also where two are equally near.
             y, x = np.mgrid[:height, :width]
-            column, row = np.rint(np.einsum("ij,jhw->ihw", matrix, np.stack([x, y, np.ones_like(x)]))).astype(np.int64)
-            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            found = row.clip(0, height - 1), column.clip(0, width - 1)
+            positions = np.stack([y, x, np.ones_like(x)], axis=2).astype(np.float32)
+            nearest = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+            moved = cv2.warpAffine(positions, matrix, (width, height), flags=nearest).astype(np.int64)
+            row, column, inside = moved.transpose(2, 0, 1)
             self.masks = tuple(
-                np.where(inside if mask.ndim == 2 else inside[:, :, None], mask[found], 0).astype(mask.dtype)
+                np.where(inside if mask.ndim == 2 else inside[:, :, None], mask[row, column], 0).astype(mask.dtype)
                 for mask in self.masks
             )
         if self.boxes is not None:
             forward = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))[:2]
             corners = self.boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2) - 0.5
             moved = corners @ forward[:, :2].T + forward[:, 2] + 0.5
-            self._keep_boxes(np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1))
+            self.keep_boxes(np.concatenate([moved.min(axis=1), moved.max(axis=1)], axis=1))
 
     def resize(self, change: Callable[[View], View | None]) -> None:
         """Change the view by a function, which returns None if the view must be rendered first."""
@@ -314,9 +318,9 @@ class Canvas:
     def _settle_boxes(self, view: View) -> None:
         assert self.boxes is not None
         ends = view.points(self.boxes.reshape(-1, 2)).reshape(-1, 2, 2)
-        self._keep_boxes(np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1))
+        self.keep_boxes(np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1))
 
-    def _keep_boxes(self, boxes: npt.NDArray[np.float64]) -> None:
+    def keep_boxes(self, boxes: npt.NDArray[np.float64]) -> None:
         """Clip moved boxes to the image, and remove empty ones."""
         height, width = self.size
         boxes = boxes.clip(0, [width, height, width, height])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, bernoulli, check_probability
+from penstock.images.transforms.base import Transform, bernoulli, check_probability, check_range
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.view import Pixels
 from penstock.random import generator
@@ -87,11 +87,15 @@ class ColorJitter(Transform):
         hue: float | Sequence[float] | None = None,
         p: float = 1.0,
     ) -> None:
-        self.brightness = _interval(brightness, "brightness", centre=1)
-        self.contrast = _interval(contrast, "contrast", centre=1)
-        self.saturation = _interval(saturation, "saturation", centre=1)
-        self.hue = _interval(hue, "hue", centre=0)
+        self.brightness = self._factors(brightness, "brightness")
+        self.contrast = self._factors(contrast, "contrast")
+        self.saturation = self._factors(saturation, "saturation")
+        self.hue = check_range(0 if hue is None else hue, "hue", least=-0.5, most=0.5)
         self.p = check_probability(p)
+
+    @staticmethod
+    def _factors(value: float | Sequence[float] | None, name: str) -> tuple[float, float]:
+        return check_range(0 if value is None else value, name, centre=1, least=0)
 
     def apply(self, canvas: Canvas) -> None:
         if self.p < 1 and not bernoulli(self.p):
@@ -121,20 +125,3 @@ def bytes_of(canvas: Canvas, name: str) -> Pixels:
     if canvas.after or (conversion is not None and conversion.mean) or canvas.pixels.dtype != np.uint8:
         raise ConfigError(f"{name} needs uint8 images: put it before Normalize, and before steps that return floats")
     return canvas.pixels
-
-
-def _interval(value: float | Sequence[float] | None, name: str, *, centre: int) -> tuple[float, float]:
-    value = 0 if value is None else value
-    if isinstance(value, int | float):
-        low, high = centre - value, centre + value
-        if value < 0:
-            raise ConfigError(f"{name} must not be negative, got {value}")
-        if centre:
-            low = max(0.0, low)
-    elif len(value) == 2:
-        low, high = value
-    else:
-        raise ConfigError(f"{name} must be one number, or (min, max), not {value!r}")
-    if not low <= high or (centre and low < 0) or (not centre and not -0.5 <= low <= high <= 0.5):
-        raise ConfigError(f"{name} must be within {'-0.5 to 0.5' if not centre else '0 and more'}, got {value!r}")
-    return float(low), float(high)

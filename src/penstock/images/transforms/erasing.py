@@ -1,20 +1,24 @@
-"""`RandomErasing`: replaces a rectangle of the output tensor."""
+"""`RandomErasing` and `CoarseDropout`: replace rectangles of an image by other values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform, bernoulli, check_bool, check_probability
+from penstock.images.transforms.border import check_fill, fill_values
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.geometric import check_interval, draw_sides
 from penstock.random import generator
 
-__all__ = ["RandomErasing"]
+__all__ = ["CoarseDropout", "RandomErasing"]
 
 
 class RandomErasing(Transform):
@@ -53,36 +57,101 @@ class RandomErasing(Transform):
     def apply(self, canvas: Canvas) -> None:
         if not bernoulli(self.p):
             return
-        rectangle = self._rectangle(*canvas.size)
-        if rectangle is None:
-            return
-        top, left, height, width = rectangle
-        floating = canvas.conversion is not None
-        value = self._value(height, width, floating, canvas.pixels.shape[2])
+        height, width = canvas.size
+        for tall, wide in draw_sides(height * width, self.scale, self.ratio):
+            if 0 < tall < height and 0 < wide < width:
+                random = generator().random
+                top, left = int(random() * (height - tall + 1)), int(random() * (width - wide + 1))
+                self._erase(canvas, slice(top, top + tall), slice(left, left + wide))
+                return
+
+    def _erase(self, canvas: Canvas, rows: slice, columns: slice) -> None:
+        floating, channels = canvas.conversion is not None, canvas.pixels.shape[2]
+        if isinstance(self.value, str):
+            shape = channels, rows.stop - rows.start, columns.stop - columns.start
+            rng = generator()
+            noise = rng.standard_normal(shape, np.float32) if floating else rng.integers(0, 256, shape, np.uint8)
+            value = torch.from_numpy(noise)
+        else:
+            value = torch.tensor(self.value, dtype=torch.float32).reshape(-1, 1, 1)
+            if len(value) not in (1, channels):
+                raise ConfigError(f"RandomErasing has {len(value)} values for an image of {channels} channels")
 
         def erase(tensor: torch.Tensor) -> None:
-            tensor[:, top : top + height, left : left + width] = value
+            tensor[:, rows, columns] = value
 
         if floating:
             canvas.after.append(erase)
         else:
             erase(torch.from_numpy(canvas.pixels).permute(2, 0, 1))
 
-    def _value(self, height: int, width: int, floating: bool, channels: int) -> torch.Tensor:
-        if isinstance(self.value, str):
-            shape = (channels, height, width)
-            if floating:
-                return torch.from_numpy(generator().standard_normal(shape, dtype=np.float32))
-            return torch.from_numpy(generator().integers(0, 256, shape, dtype=np.uint8))
-        value = torch.tensor(self.value, dtype=torch.float32).reshape(-1, 1, 1)
-        if len(value) not in (1, channels):
-            raise ConfigError(f"RandomErasing has {len(value)} values for an image of {channels} channels")
-        return value
 
-    def _rectangle(self, height: int, width: int) -> tuple[int, int, int, int] | None:
-        """Draw (top, left, height, width); None if nothing fits."""
-        for tall, wide in draw_sides(height * width, self.scale, self.ratio):
-            if 0 < tall < height and 0 < wide < width:
-                random = generator().random
-                return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
-        return None
+class CoarseDropout(Transform):
+    """Replace several small rectangles by a value.
+
+    Args:
+        max_holes, max_height, max_width: the largest number of rectangles, and of pixels of their sides.
+        min_holes, min_height, min_width: the smallest numbers; None: the same as the largest.
+        fill_value: the new value, one number or one per channel, 0..255 for bytes.
+        p: probability.
+
+    Raises:
+        ConfigError: a number is below one, or `p` is not a probability.
+
+    Masks are unchanged. Boxes shrink to their visible part, and covered ones are removed.
+    """
+
+    def __init__(
+        self,
+        max_holes: int = 8,
+        max_height: int = 8,
+        max_width: int = 8,
+        min_holes: int | None = None,
+        min_height: int | None = None,
+        min_width: int | None = None,
+        fill_value: float | Sequence[float] = 0,
+        p: float = 0.5,
+    ) -> None:
+        self.holes = self._range(min_holes, max_holes, "holes")
+        self.height = self._range(min_height, max_height, "height")
+        self.width = self._range(min_width, max_width, "width")
+        self.fill_value = check_fill(fill_value)
+        self.p = check_probability(p)
+
+    @staticmethod
+    def _range(least: int | None, most: int, name: str) -> tuple[int, int]:
+        found = (most if least is None else least), most
+        if not 1 <= found[0] <= found[1]:
+            raise ConfigError(f"{name}: the minimum must be at least 1 and at most the maximum, got {found!r}")
+        return found
+
+    def apply(self, canvas: Canvas) -> None:
+        if not bernoulli(self.p):
+            return
+        if canvas.after:
+            canvas.tensor = canvas.tensor
+        pixels = canvas.pixels
+        height, width, channels = pixels.shape
+        value = fill_values(self.fill_value, channels)
+        hidden = np.zeros((height, width), bool)
+        integers = generator().integers
+        for _ in range(integers(*self.holes, endpoint=True)):
+            tall = min(height, int(integers(*self.height, endpoint=True)))
+            wide = min(width, int(integers(*self.width, endpoint=True)))
+            top, left = int(integers(height - tall + 1)), int(integers(width - wide + 1))
+            cv2.rectangle(pixels, (left, top), (left + wide - 1, top + tall - 1), value, cv2.FILLED)
+            hidden[top : top + tall, left : left + wide] = True
+        if canvas.boxes is not None:
+            canvas.keep_boxes(np.array([_visible(box, hidden) for box in canvas.boxes]).reshape(-1, 4))
+
+
+def _visible(box: npt.NDArray[np.float64], hidden: npt.NDArray[np.bool_]) -> tuple[float, float, float, float]:
+    """Return the part of a box (left, top, right, bottom) in which pixels are visible, or an empty one."""
+    left, top, right, bottom = box.clip(0, [hidden.shape[1], hidden.shape[0]] * 2).tolist()
+    x, y = math.floor(left), math.floor(top)
+    visible = ~hidden[y : math.ceil(bottom), x : math.ceil(right)]
+    if not visible.any():
+        return 0, 0, 0, 0
+    rows, columns = np.flatnonzero(visible.any(axis=1)), np.flatnonzero(visible.any(axis=0))
+    first, last = (x + columns[0], y + rows[0]), (x + columns[-1] + 1, y + rows[-1] + 1)
+    return max(left, first[0]), max(top, first[1]), min(right, last[0]), min(bottom, last[1])

@@ -7,12 +7,12 @@ operations apply to masks and boxes, too. Draws come from `penstock.generator()`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform
@@ -20,6 +20,7 @@ from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.colour import brightness, bytes_of, contrast, look_up, saturation
 from penstock.images.transforms.geometric import check_filter
+from penstock.images.transforms.rotation import matrix_around, rotation
 from penstock.images.transforms.tables import POLICIES, pairs_of
 from penstock.images.transforms.view import Filter, Pixels
 from penstock.random import generator
@@ -28,7 +29,6 @@ __all__ = ["AutoAugment", "RandAugment", "TrivialAugment"]
 
 _LEVELS = np.arange(256, dtype=np.float64)
 _SIGNED = frozenset({"shearx", "sheary", "translatex", "translatey", "rotate"} | {"brightness", "color", "contrast"})
-_MOVES = frozenset({"shearx", "sheary", "translatex", "translatey", "rotate"})
 _COMMON = (
     *("identity", "shearx", "sheary", "translatex", "translatey", "rotate", "brightness", "color", "contrast"),
     *("sharpness", "posterize", "solarize", "autocontrast", "equalize"),
@@ -81,20 +81,14 @@ _PIXELS: dict[str, Callable[[Pixels, float], Pixels]] = {
 }
 
 
-def _matrix(name: str, value: float, height: int, width: int) -> np.ndarray[Any, Any]:
-    """Return the matrix (2, 3) from result to source: rotation around the centre, shear from the upper left corner."""
-    x, y = ((width - 1) / 2, (height - 1) / 2) if name == "rotate" else (-0.5, -0.5)
-    if name == "rotate":
-        cos, sin = math.cos(math.radians(value)), math.sin(math.radians(value))
-        turn = np.array([[cos, -sin], [sin, cos]])
-    else:
-        turn = np.array([[1, value if name == "shearx" else 0], [value if name == "sheary" else 0, 1]])
-    if name.startswith("translate"):
-        turn = np.eye(2)
-    shift = np.array([x, y]) - turn @ (x, y)
-    if name.startswith("translate"):
-        shift = np.array([-value, 0]) if name == "translatex" else np.array([0, -value])
-    return np.concatenate([turn, shift[:, None]], axis=1)
+_MOVES: dict[str, Callable[[float, int, int], npt.NDArray[Any]]] = {
+    "shearx": lambda value, *_: matrix_around(-0.5, -0.5, [[1, value], [0, 1]]),
+    "sheary": lambda value, *_: matrix_around(-0.5, -0.5, [[1, 0], [value, 1]]),
+    "translatex": lambda value, *_: np.array([[1, 0, -value], [0, 1, 0.0]]),
+    "translatey": lambda value, *_: np.array([[1, 0, 0.0], [0, 1, -value]]),
+    "rotate": rotation,
+}
+"""Matrices for `Canvas.warp` by name, from value, height and width. Shears keep the upper left corner."""
 
 
 def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: Filter, fill: Any) -> None:
@@ -104,7 +98,7 @@ def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: F
         ConfigError: the operation changes colours and the pixels are not uint8.
     """
     if name in _MOVES:
-        canvas.warp(_matrix(name, value, *canvas.size), interpolation=interpolation, fill=fill)
+        canvas.warp(_MOVES[name](value, *canvas.size), interpolation=interpolation, fill=fill)
     elif name != "identity":
         canvas.pixels = _PIXELS[name](bytes_of(canvas, name), value)
 

@@ -16,7 +16,6 @@ __all__ = ["Images", "Package", "Torch", "images", "packages", "torch"]
 _MODULES = {"opencv-python-headless": "cv2"}  # modules whose name differs from their package
 _EXTRAS = {
     "ray": "executor='ray', which makes batches on the nodes of a cluster",
-    "albumentations": "its augmentations; Penstock's own transforms do not need it",
     "av": "clips of video and audio",
     "soxr": "audio clips at another sample rate",
     "prometheus-client": "`penstock serve --metrics-port`, and a loader's metrics",
