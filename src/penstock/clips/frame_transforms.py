@@ -137,10 +137,6 @@ class FrameSource:
         with stage("resize"):
             return render(self.pixels, view.box, view, out=out)
 
-    def lies_in(self, out: Pixels) -> bool:
-        """Return False: the pixels are in FFmpeg's memory."""
-        return False
-
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Write the converted pixels of a view to `out` in one pass; return False if that is not possible."""
         plain = conversion.dtype is torch.uint8

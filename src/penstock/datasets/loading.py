@@ -17,22 +17,27 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import ConfigError, ImageError
+from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
 from penstock.images.entries import ImageIndex
 from penstock.images.headers import TruncatedHeader, size_from_header
-from penstock.images.region import decode_region, draw_region, is_supported
+from penstock.images.jpeg import frame_size
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
-from penstock.images.transforms.output import Conversion, look_up_table
+from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.output import BYTES, Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
-from penstock.images.transforms.view import Pixels, View, render
+from penstock.images.transforms.view import Pixels, View, outward, render
 from penstock.manifest import Record
 from penstock.random import generator, shown_record
-from penstock.stages import spent, stage
+from penstock.stages import account, spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
 __all__ = ["EncodedImage", "Item", "LoadImage"]
+
+JPEG = b"\xff\xd8"
+"""The first bytes of a JPEG file."""
 
 Item = tuple[Any, ...]
 
@@ -67,9 +72,9 @@ class EncodedImage:
         self._entries: bytes | None = None
         self._pixels: Pixels | None = None
         # False once the C extension has declined to draw this image, too.
-        self._extension_draws = is_supported(data)
+        self._extension_draws = native.is_available() and data[:2] == JPEG
         try:
-            size = size_from_header(data)
+            size = frame_size(data) if self._extension_draws else size_from_header(data)
         except TruncatedHeader:
             raise ImageError(
                 f"{shown(str(path))!r} is truncated: {len(data)} bytes, and no image size in them"
@@ -85,47 +90,50 @@ class EncodedImage:
         """Return the pixels of a view; decode only the part of the image that it needs."""
         if out is None or out.shape[2] != 3:
             out = np.empty((*view.size, 3), np.uint8)
-        if self._draw(view, out):
+        if self.draw_converted(view, BYTES, out):
             return out
         pixels, box = self._pixels, view.box
         if pixels is None:
             with stage("decode"):
-                pixels, box = decode_region(self._data, view.box, target=view.size, **self._decode_options(view))
+                height, width = self.size
+                pixels = decode(self._data, path=self._path, max_pixels=self._max_pixels, size=(width, height))
+                pixels, box = outward(pixels, box)
         with stage("resize"):
             return render(pixels, box, view, out=out)
 
-    def lies_in(self, out: Pixels) -> bool:
-        """Return False: the source is encoded, so it shares no memory with ``out``."""
-        return False
-
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Draw a view and convert its pixels in one call of the C extension; return False if the extension cannot."""
-        table = look_up_table(conversion, 3)
-        return self._draw(view, out, table=table, planar=not conversion.channels_last)
-
-    def _draw(self, view: View, out: npt.NDArray[Any], **how: Any) -> bool:
-        """Draw a view with the C extension; return False if the extension cannot."""
-        if self._pixels is not None or not self._extension_draws:
+        (left, top, right, bottom), (height, width) = view.box, self.size
+        if self._pixels is not None or not self._extension_draws or view.interpolation == "nearest":
             return False
-        with stage("decode"):
-            resizing = draw_region(self._data, view, out, **how, **self._decode_options(view))
-            if resizing is not None:
-                spent("resize", resizing)
-        self._extension_draws = resizing is not None
-        return self._extension_draws
-
-    def _decode_options(self, view: View) -> dict[str, Any]:
-        height, width = self.size
-        left, top, right, bottom = view.box
         # If the view is nearly the whole image, entries save less time than hashing the file to look them up.
         if self._find_entries is not None and 16 * (right - left) * (bottom - top) <= 15 * height * width:
             self._entries, self._find_entries = self._find_entries(), None
-        return {
-            "path": self._path,
-            "max_pixels": self._max_pixels,
-            "size": (width, height),
-            "entries": self._entries,
-        }
+        clock = account.clock
+        start = clock()
+        try:
+            resizing = native.draw_box(
+                self._data,
+                view.box,
+                out,
+                interpolation=view.interpolation,
+                antialias=view.antialias,
+                flipped=view.flipped,
+                table=None if conversion.dtype is torch.uint8 else look_up_table(conversion, 3),
+                planar=not conversion.channels_last,
+                max_pixels=self._max_pixels,
+                size=(width, height),
+                entries=self._entries,
+            )
+        except (ValueError, NotImplementedError):
+            # A whole decode tolerates stray bytes, converts CMYK, and reports errors.
+            resizing, self._extension_draws = 0.0, False
+        except OverflowError as error:
+            limit = " (max_pixels=)" if "pixels" in str(error) else ""
+            raise ImageError(f"image {shown(str(self._path))!r}: {error}{limit}") from None
+        spent("decode", clock() - start - resizing)
+        spent("resize", resizing)
+        return self._extension_draws
 
 
 class LoadImage:
@@ -278,13 +286,16 @@ class LoadImage:
         elif index is not False and index is not None:
             find_entries = partial(index.entries, record.row, encoded)
         source = EncodedImage(encoded, record.path, self.max_pixels, find_entries)
-        targets = {} if self.target is None else self.target(record)
-        if not isinstance(targets, dict):
-            raise ConfigError(
-                f"target= must return a dict, but returned {type(targets).__name__} for {shown_record(record)!r}"
-            )
+        if self.target is None:
+            targets = {}
+        else:
+            targets = self.target(record)
+            if not isinstance(targets, dict):
+                raise ConfigError(
+                    f"target= must return a dict, but returned {type(targets).__name__} for {shown_record(record)!r}"
+                )
         with stage("augment"):
-            canvas = open_canvas(source, targets, out)
+            canvas = open_canvas(source, targets, out) if targets else Canvas(source, out=out)
             try:
                 transform.apply(canvas)
             # A transform does not know the file's name.

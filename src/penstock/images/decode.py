@@ -33,7 +33,7 @@ from penstock.images import exif, jpeg
 from penstock.images.backends import choose
 from penstock.images.headers import TruncatedHeader, size_from_header, size_of_file
 from penstock.images.limits import Limit, TooManyPixels
-from penstock.stages import stage
+from penstock.stages import account, spent
 from penstock.storage import Storage, is_remote
 from penstock.storage.urls import shown
 
@@ -153,21 +153,22 @@ def read_bytes(
 
     `storage` gives access to remote objects. Raises `ImageError`, which names the path, if it cannot be read.
     """
+    clock = account.clock
+    start = clock()
     try:
         if data is not None:
-            with stage("read"):
-                return data()
+            return data()
         if is_remote(path):
-            with stage("read"):
-                how = storage or Storage()
-                return how.read(path) if size < 0 else how.open(path).read_at(0, size)
-        with stage("read"):
-            return _read_file(path, size)
+            how = storage or Storage()
+            return how.read(path) if size < 0 else how.open(path).read_at(0, size)
+        return _read_file(path, size)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if isinstance(error, FileNotFoundError) and data is None and not os.path.isabs(path):
             reason += ", relative to the working folder; pass root= (--root) to set the folder of a manifest's paths"
         raise ImageError(f"{_name(path)}: cannot be read: {reason}") from error
+    finally:
+        spent("read", clock() - start)
 
 
 def _read_file(path: str | os.PathLike[str], size: int) -> bytes:

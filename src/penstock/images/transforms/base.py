@@ -7,10 +7,13 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from penstock.errors import ConfigError
-from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.output import Form
-from penstock.images.transforms.single import transform_image
+from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.random import generator
 
 __all__ = ["Size", "Transform", "bernoulli", "check_bool", "check_probability", "check_range", "check_size"]
@@ -111,7 +114,22 @@ class Transform:
             ConfigError: an image with another number of dimensions, or a step that cannot be used alone.
         """
         self.leaves(Form())
-        return transform_image(self.apply, image, target)
+        is_tensor = isinstance(image, torch.Tensor)
+        pixels = np.asarray(image.permute(1, 2, 0).numpy() if is_tensor and image.ndim == 3 else image)
+        flat = pixels.ndim == 2
+        if flat:
+            pixels = pixels[:, :, None]
+        if pixels.ndim != 3:
+            raise ConfigError(f"an image must have the shape (height, width, channels), not {pixels.shape}")
+        targets = dict(target) if target is not None else {}
+        canvas = open_canvas(ArraySource(np.ascontiguousarray(pixels)), targets)
+        self.apply(canvas)
+        made: Any
+        if is_tensor or canvas.conversion is not None:
+            made = canvas.tensor
+        else:
+            made = canvas.pixels[:, :, 0] if flat and canvas.pixels.shape[2] == 1 else canvas.pixels
+        return made if target is None else (made, close_target(canvas, targets))
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
+from penstock.images.transforms.output import Conversion, look_up_table
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Border", "check_fill", "fill_bytes", "fill_values"]
+__all__ = ["Border", "check_fill", "fill_bits", "fill_values"]
 
 _PLAIN = cv2.BORDER_CONSTANT
 _MOST = 1 << 31  # OpenCV converts to 32-bit integers first
@@ -79,8 +80,13 @@ class Border(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def fill_bytes(fill: float | tuple[float, ...]) -> npt.NDArray[np.uint8]:
-    """Return the bytes that OpenCV rounds `fill` to: one if all are equal, which NumPy fills faster, else three."""
+def fill_bits(fill: float | tuple[float, ...], conversion: Conversion) -> npt.NDArray[Any]:
+    """Return the value of a border after a conversion, as bits, in the shape that fills an image of three channels.
+
+    It is what OpenCV rounds `fill` to. One value if all are equal, which NumPy fills faster.
+    """
     made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=fill_values(fill, 3))
-    found: npt.NDArray[np.uint8] = made[0, 0]
-    return found if np.ptp(found) else found[:1]
+    values = look_up_table(conversion, 3)[np.arange(3), made[0, 0]]
+    if (values == values[0]).all():
+        return values[:1]
+    return values if conversion.channels_last else values[:, None, None]

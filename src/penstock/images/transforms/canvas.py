@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.images.transforms.border import Border, fill_bytes, fill_values
-from penstock.images.transforms.output import Conversion, as_bits, convert, look_up_table, output_memory
+from penstock.images.transforms.border import Border, fill_bits, fill_values
+from penstock.images.transforms.output import BYTES, Conversion, as_bits, convert, output_memory
 from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
 
@@ -30,9 +30,6 @@ class PixelSource(Protocol):
 
     def draw(self, view: View, out: Pixels | None) -> Pixels:
         """Return the pixels of a view: in `out` if given with their shape and dtype, else in new memory."""
-
-    def lies_in(self, out: Pixels) -> bool:
-        """Return whether `out` may share memory with the source."""
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Write a view's converted pixels, as bits, to `out`; return False if the source does not support it."""
@@ -49,14 +46,10 @@ class ArraySource:
         """Return the pixels of a view."""
         if out is not None and (out.shape[2] != self.pixels.shape[2] or out.dtype != self.pixels.dtype):
             out = None
-        if out is not None and self.lies_in(out):
+        if out is not None and np.may_share_memory(out, self.pixels):
             out = None
         with stage("resize"):
             return render(self.pixels, view.box, view, out=out)
-
-    def lies_in(self, out: Pixels) -> bool:
-        """Return whether `out` may share memory with the pixels."""
-        return np.may_share_memory(out, self.pixels)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Return False: the pixels exist already."""
@@ -73,6 +66,7 @@ class Canvas:
         out: memory for the result, used if its shape (in memory) and dtype match.
 
     Attributes:
+        size: current (height, width) of the image.
         conversion: the conversion of the pixels at the end; None: no conversion.
         after: functions that then change the tensor (channels, height, width) in place.
     """
@@ -86,6 +80,7 @@ class Canvas:
         out: torch.Tensor | None = None,
     ) -> None:
         self._source = source
+        self.size = source.size
         self._pending = True  # whether the view is not rendered yet
         self._view = View.of(source.size)
         self._border: Border | None = None  # around the view
@@ -99,18 +94,10 @@ class Canvas:
         """Indices of the given boxes that are left. Boxes outside a crop are removed."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Current (height, width) of the image."""
-        border, (height, width) = self._border, self._view.size
-        if border is None:
-            return height, width
-        return height + border.top + border.bottom, width + border.left + border.right
-
-    @property
     def view(self) -> View:
         """The current view. An image with a border is rendered first, and the view is all of its pixels."""
         if self._border is not None:
-            self.finish()
+            self.pixels = self.pixels
         return self._view
 
     @property
@@ -128,19 +115,20 @@ class Canvas:
 
     @pixels.setter
     def pixels(self, pixels: Pixels) -> None:
-        if self._pending:
+        if self._pending and (self.masks or self.boxes is not None):
             self._settle()
         self._pixels = pixels
         self._pending = False
-        self._view, self._border = View.of((pixels.shape[0], pixels.shape[1])), None
         self._source = ArraySource(pixels)
+        self.size = self._source.size
+        self._view, self._border = View.of(self.size), None
 
     def look(self, view: View) -> None:
-        """Set the view of the image."""
-        if view is not self.view:
+        """Set the view of the image, which was made of `view`."""
+        if view is not self._view:
             if self.after:
                 self.tensor = self.tensor
-            self._view = view
+            self._view, self.size = view, view.size
             self._pending = True
 
     def mirror(self, *, upside_down: bool = False) -> None:
@@ -154,7 +142,7 @@ class Canvas:
 
     def finish(self) -> None:
         """Apply pending geometry, so that masks and boxes match the image."""
-        if self._pending:
+        if self._pending and (self.masks or self.boxes is not None):
             self.pixels = self.pixels
 
     def pad(
@@ -187,7 +175,8 @@ class Canvas:
         plain = mode == cv2.BORDER_CONSTANT and self.boxes is None and not view.resized
         if plain and min(seen) > 0:
             self.look(view.crop(max(0, top), max(0, left), *seen))
-            self._border = Border(*over, fill) if any(over) else None
+            if any(over):
+                self._border, self.size = Border(*over, fill), (height, width)
             return
         if any(over):
             self.pad(*over, mode=mode, fill=fill)
@@ -235,14 +224,15 @@ class Canvas:
     @property
     def tensor(self) -> torch.Tensor:
         """The finished image as a tensor (channels, height, width)."""
-        conversion, out = self.conversion, self.out
-        tensor = None if conversion is None else self._draw_converted(conversion)
+        conversion, tensor = self.conversion, None
+        if self._pending and not (self.masks or self.boxes is not None or isinstance(self._source, ArraySource)):
+            tensor = self._draw(conversion or BYTES)
         if tensor is None and conversion is not None:
             pixels = self.pixels
             with stage("normalize"):
-                tensor = convert(pixels, conversion, out)
+                tensor = convert(pixels, conversion, self.out)
         elif tensor is None:
-            tensor = self._memory(self.pixels, out).permute(2, 0, 1)
+            tensor = self._memory(self.pixels, self.out).permute(2, 0, 1)
         after, self.after = self.after, []
         for step in after:
             step(tensor)
@@ -258,17 +248,13 @@ class Canvas:
         self.conversion = Conversion(tensor.dtype, last) if floating else None
         self.after = []
 
-    def _draw_converted(self, conversion: Conversion) -> torch.Tensor | None:
-        """Render view and conversion in one pass; None if the pixels must be computed first."""
-        seen = not self._pending or isinstance(self._source, ArraySource)
-        if seen or self.masks or self.boxes is not None:
-            return None
+    def _draw(self, conversion: Conversion) -> torch.Tensor | None:
+        """Render view, border and conversion in one pass; None if the source cannot."""
         last, border = conversion.channels_last, self._border
         memory = output_memory(conversion, self.size, 3, self.out)
         bits = as_bits(memory)
         if border is not None:
-            values = look_up_table(conversion, 3)[np.arange(3), fill_bytes(border.fill)]
-            bits[...] = values if last else values[:, None, None]
+            bits[...] = fill_bits(border.fill, conversion)
             inside = border.inside(self.size)
             bits = bits[inside] if last else bits[:, *inside]
         if not self._source.draw_converted(self._view, conversion, bits):
@@ -286,39 +272,34 @@ class Canvas:
         return out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
 
     def _render(self) -> None:
-        out, into = self.out, None
-        border, size = self._border, self.size
-        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == size:
+        """Compute the pixels of the view, and its border, in `out` if that is possible."""
+        out, border, into = self.out, self._border, None
+        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == self.size:
             into = out.numpy()
-        made = self._source.draw(self._view, into) if border is None else self._bordered(border, size, into)
+        if border is None:
+            made = self._source.draw(self._view, into)
+        else:
+            made = into if into is not None and into.shape[2] == 3 else np.empty((*self.size, 3), np.uint8)
+            if isinstance(self._source, ArraySource) and np.may_share_memory(made, self._source.pixels):
+                made = np.empty_like(made)
+            made[...] = fill_bits(border.fill, BYTES)
+            part = made[border.inside(self.size)]
+            drawn = self._source.draw(self._view, part)
+            if drawn is not part:
+                made = border.around(drawn)
         self.pixels = made
         self._into = into if made is into else None
-
-    def _bordered(self, border: Border, size: tuple[int, int], into: Pixels | None) -> Pixels:
-        """Return the view drawn inside its border, together (height, width) pixels."""
-        whole = into
-        if whole is None or whole.shape[2] != 3 or self._source.lies_in(whole):
-            whole = np.empty((*size, 3), np.uint8)
-        whole[...] = fill_bytes(border.fill)
-        part = whole[border.inside(size)]
-        made = self._source.draw(self._view, part)
-        return whole if made is part else border.around(made)
 
     def _settle(self) -> None:
         """Apply the image's pending geometry to masks and boxes."""
         view, border = self._view, self._border
-        if (self.masks or self.boxes is not None) and view != View.of(self._source.size):
+        if view != View.of(self._source.size):
             self.masks = tuple(_mask(mask, view) for mask in self.masks)
             if self.boxes is not None:
-                self._settle_boxes(view)
+                ends = view.points(self.boxes.reshape(-1, 2)).reshape(-1, 2, 2)
+                self.keep_boxes(np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1))
         if border is not None:
             self.masks = tuple(_padded(mask, border) for mask in self.masks)
-        self._pending = False
-
-    def _settle_boxes(self, view: View) -> None:
-        assert self.boxes is not None
-        ends = view.points(self.boxes.reshape(-1, 2)).reshape(-1, 2, 2)
-        self.keep_boxes(np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1))
 
     def keep_boxes(self, boxes: npt.NDArray[np.float64]) -> None:
         """Clip moved boxes to the image, and remove empty ones."""

@@ -265,7 +265,7 @@ class _Flip(Transform):
         self.p = check_probability(p)
 
     def apply(self, canvas: Canvas) -> None:
-        if bernoulli(self.p):
+        if generator().random() < self.p:
             canvas.mirror(upside_down=self._upside_down)
 
 

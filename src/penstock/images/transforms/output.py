@@ -17,7 +17,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "output_memory"]
+__all__ = ["BYTES", "Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "output_memory"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Dtypes that OpenCV can copy, by item size. It does not support bfloat16."""
@@ -57,6 +57,10 @@ class Conversion(NamedTuple):
     channels_last: bool
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+
+
+BYTES = Conversion(torch.uint8, channels_last=True)
+"""The conversion of a chain without `ToTensor`: none."""
 
 
 @lru_cache(maxsize=64)

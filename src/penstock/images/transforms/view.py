@@ -24,7 +24,7 @@ from penstock.images import native
 from penstock.images.region import Box
 from penstock.images.resize import resize
 
-__all__ = ["Filter", "Pixels", "View", "render"]
+__all__ = ["Filter", "Pixels", "View", "outward", "render"]
 
 Pixels: TypeAlias = npt.NDArray[Any]
 """(height, width, channels)."""
@@ -114,7 +114,7 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     if out is None:
         out = np.empty((height, width, source.shape[2]), source.dtype)
     if native.is_available() and view.interpolation != "nearest" and source.dtype == np.uint8 and _is_picture(source):
-        part, inner = _outward(source, box)
+        part, inner = outward(source, box)
         resize(part, inner, out, interpolation=view.interpolation, antialias=view.antialias, flipped=view.flipped)
         return out
     source, box = _shrink(source, (float(box[0]), float(box[1]), float(box[2]), float(box[3])), view)
@@ -139,8 +139,8 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     return out
 
 
-def _outward(source: Pixels, box: Box) -> tuple[Pixels, Box]:
-    """Return the box rounded outward to whole pixels, as `decode_region` does, and the box in its coordinates."""
+def outward(source: Pixels, box: Box) -> tuple[Pixels, Box]:
+    """Return the box rounded outward to whole pixels, and the box in its coordinates."""
     left, top, right, bottom = box
     x, y = math.floor(left), math.floor(top)
     return source[y : math.ceil(bottom), x : math.ceil(right)], (left - x, top - y, right - x, bottom - y)
@@ -162,7 +162,7 @@ def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
     across, down = (max(0.0, (step * step - 1) / 12) for step in steps)
     if max(across, down) < _FAINT:
         return source, box
-    part, inner = _outward(source, box)
+    part, inner = outward(source, box)
     row, column = (np.array([share, 1 - 2 * share, share]) for share in (across, down))
     made = cv2.sepFilter2D(part, -1, row, column, borderType=cv2.BORDER_REPLICATE)
     return made if made.ndim == 3 else made[:, :, None], inner
