@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 LIBJPEG_TURBO_VERSION: int
@@ -43,6 +44,24 @@ def draw(
     simd: bool,
     /,
 ) -> int: ...
+def draw_batch(
+    sources: Sequence[bytes | bytearray | memoryview] | Any,
+    out: Any,
+    boxes: Any,
+    flips: Any,
+    inside: Any,
+    fill: Any,
+    table: Any,
+    bicubic: bool,
+    antialias: bool,
+    planar: bool,
+    max_pixels: int,
+    sizes: Any,
+    simd: bool,
+    /,
+) -> tuple[bytes, int]: ...
+def sizes(sources: Sequence[bytes | bytearray | memoryview], out: Any, /) -> None: ...
+def uniform(keys: Any, out: Any, /) -> None: ...
 def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int: ...
 def transcode(data: bytes | bytearray | memoryview, out: bytearray, interval: int, max_pixels: int, /) -> int: ...
 def resize(

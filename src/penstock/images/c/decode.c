@@ -319,3 +319,22 @@ enum pst_outcome pst_entries(pst_request *req)
 {
     return run(req, find_entries);
 }
+
+static enum pst_outcome read_size(j_decompress_ptr cinfo, void *argument)
+{
+    pst_request *req = argument;
+    read_header(cinfo, req);
+    req->image_width = (long)cinfo->image_width;
+    req->image_height = (long)cinfo->image_height;
+    return is_sequential(cinfo) ? PST_DONE : PST_UNSUPPORTED;
+}
+
+void pst_size(const uint8_t *data, size_t size, int32_t found[2])
+{
+    pst_request req = {0};
+    req.data = data;
+    req.size = size;
+    const int taken = run(&req, read_size) == PST_DONE;
+    found[0] = taken ? (int32_t)req.image_width : 0;
+    found[1] = taken ? (int32_t)req.image_height : 0;
+}

@@ -55,4 +55,7 @@ enum pst_outcome pst_decode(pst_request *req);
  * libjpeg has to decode have none. */
 enum pst_outcome pst_entries(pst_request *req);
 
+/* The width and height of a file that our own decoder takes, by its header; 0 x 0 of others. */
+void pst_size(const uint8_t *data, size_t size, int32_t found[2]);
+
 #endif

@@ -8,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch.h"
 #include "decode.h"
+#include "random.h"
 #include "transcode.h"
 #include "resize.h"
 #include "cpu.h"
@@ -39,10 +41,10 @@ static PyObject *raised(enum pst_outcome outcome, const pst_request *req)
     return NULL;
 }
 
-static int is_box(const pst_request *req)
+/* Whether this can be a box of an image; nothing that is not a number is. */
+static int is_box(double left, double top, double right, double bottom)
 {
-    return req->left >= 0 && req->left < req->right && req->right < 65536 && req->top >= 0 && req->top < req->bottom &&
-           req->bottom < 65536;
+    return left >= 0 && left < right && right < 65536 && top >= 0 && top < bottom && bottom < 65536;
 }
 
 /* The file, and what is known of it. */
@@ -73,18 +75,24 @@ static PyObject *decode(PyObject *module, PyObject *args)
                           &req.expected_width, &req.expected_height, &entries, &req.simd))
         return NULL;
     PyObject *result = NULL;
-    if ((req.channels != 1 && req.channels != 3) || !(req.right <= 0 || is_box(&req))) {
+    if ((req.channels != 1 && req.channels != 3) ||
+        !(req.right <= 0 || is_box(req.left, req.top, req.right, req.bottom))) {
         PyErr_SetString(PyExc_IndexError, "channels or box");
     } else {
         enum pst_outcome outcome;
         take_data(&req, &data, &entries);
         req.out = out.buf;
         req.capacity = (size_t)out.len;
-        Py_BEGIN_ALLOW_THREADS outcome = pst_decode(&req);
-        Py_END_ALLOW_THREADS if (outcome == PST_DONE) result = Py_BuildValue(
-            "lllllll", req.width, req.height, req.x, req.y, (long)req.scale, req.image_width, req.image_height);
-        else if (outcome == PST_TOO_SMALL) result = PyLong_FromSize_t(req.needed);
-        else result = raised(outcome, &req);
+        Py_BEGIN_ALLOW_THREADS
+            outcome = pst_decode(&req);
+        Py_END_ALLOW_THREADS
+        if (outcome == PST_DONE)
+            result = Py_BuildValue("lllllll", req.width, req.height, req.x, req.y, (long)req.scale, req.image_width,
+                                   req.image_height);
+        else if (outcome == PST_TOO_SMALL)
+            result = PyLong_FromSize_t(req.needed);
+        else
+            result = raised(outcome, &req);
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
@@ -114,26 +122,28 @@ static PyObject *entries(PyObject *module, PyObject *args)
         take_data(&req, &data, NULL);
         req.out = out.buf;
         req.capacity = (size_t)out.len;
-        Py_BEGIN_ALLOW_THREADS outcome = pst_entries(&req);
-        Py_END_ALLOW_THREADS result =
-            outcome == PST_NO_MEMORY
-                ? raised(outcome, &req)
-                : PyLong_FromSize_t(outcome == PST_DONE || outcome == PST_TOO_SMALL ? req.needed : 0);
+        Py_BEGIN_ALLOW_THREADS
+            outcome = pst_entries(&req);
+        Py_END_ALLOW_THREADS
+        result = outcome == PST_NO_MEMORY
+                     ? raised(outcome, &req)
+                     : PyLong_FromSize_t(outcome == PST_DONE || outcome == PST_TOO_SMALL ? req.needed : 0);
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
     return result;
 }
 
-/* Whether a buffer has so many dimensions, of these sizes. */
-static int has_shape(const Py_buffer *view, int dimensions, const Py_ssize_t *shape)
+/* Get a buffer; None is one without memory. */
+static int get_view(PyObject *object, Py_buffer *view, int flags)
 {
-    if (view->ndim != dimensions)
-        return 0;
-    for (int i = 0; i < dimensions; i++)
-        if (view->shape[i] != shape[i])
-            return 0;
-    return 1;
+    return object == Py_None || PyObject_GetBuffer(object, view, flags) == 0;
+}
+
+static void release_views(Py_buffer *views, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyBuffer_Release(&views[i]);
 }
 
 /* How many entries lie from one index of a dimension to the next: at least so many, whole ones; 0 where that is not so.
@@ -146,52 +156,48 @@ static size_t entries_between(const Py_buffer *view, int dimension, Py_ssize_t l
     return bytes % view->itemsize == 0 && bytes / view->itemsize >= least ? (size_t)(bytes / view->itemsize) : 0;
 }
 
-/* What a job says of its result, from what holds that; 0 if it does not go together. Rows and planes may be apart. */
-static int fill_result(pst_resize_job *job, const Py_buffer *out, const Py_buffer *table)
+/* What a job says of its result, from what holds that and its table; 0 if these do not go together. Rows and planes may
+ * be apart. With `first` 1 the buffer holds the results of a batch. */
+static int set_result(pst_resize_job *job, const Py_buffer *out, int first, const Py_buffer *table)
 {
-    int at = job->planar ? 1 : 0, pixel = job->planar ? 1 : job->channels;
-    if (out->ndim != 3 || out->shape[at] < 1 || out->shape[at] > RESIZE_MOST || out->shape[at + 1] < 1 ||
-        out->shape[at + 1] > RESIZE_MOST || out->itemsize < 1 || out->shape[job->planar ? 0 : 2] != job->channels)
+    const int down = job->planar ? first + 1 : first, across = down + 1;
+    if (out->ndim != first + 3 || out->itemsize < 1)
         return 0;
-    job->out_height = (int)out->shape[at];
-    job->out_width = (int)out->shape[at + 1];
+    const Py_ssize_t channels = out->shape[job->planar ? first : first + 2], pixel = job->planar ? 1 : channels;
+    if ((channels != 1 && channels != 3) || out->shape[down] < 1 || out->shape[down] > RESIZE_MOST ||
+        out->shape[across] < 1 || out->shape[across] > RESIZE_MOST)
+        return 0;
+    job->channels = (int)channels;
+    job->out_height = (int)out->shape[down];
+    job->out_width = (int)out->shape[across];
     job->entry = (int)out->itemsize;
     job->out = out->buf;
-    job->row = entries_between(out, at, job->out_width * pixel);
-    job->plane = job->planar ? entries_between(out, 0, (Py_ssize_t)job->row * job->out_height) : 1;
-    job->table = table ? table->buf : NULL;
-    Py_ssize_t entries[] = {job->channels, 256};
-    int adjacent = entries_between(out, at + 1, pixel) == (size_t)pixel && entries_between(out, 2, 1) == 1;
-    return job->row && job->plane && adjacent && (uintptr_t)out->buf % (size_t)job->entry == 0 &&
-           (uintptr_t)job->table % (size_t)job->entry == 0 &&
-           (!table || (has_shape(table, 2, entries) && table->itemsize == job->entry));
+    job->table = table->buf;
+    job->row = entries_between(out, down, job->out_width * pixel);
+    job->plane = job->planar ? entries_between(out, first, (Py_ssize_t)job->row * job->out_height) : 1;
+    if (!job->row || !job->plane || entries_between(out, across, pixel) != (size_t)pixel ||
+        entries_between(out, first + 2, 1) != 1 || (uintptr_t)job->out % (size_t)job->entry)
+        return 0;
+    if (!table->buf)
+        return job->entry == 1;
+    return table->ndim == 2 && table->shape[0] == channels && table->shape[1] == 256 &&
+           table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->entry == 0 &&
+           (job->entry == 1 || job->entry == 2 || job->entry == 4 || job->entry == 8);
 }
 
-/* The sizes of a job, from what holds its pixels; 0 if these do not go together. */
-static int fill_job(pst_resize_job *job, const Py_buffer *source, const Py_buffer *out, const Py_buffer *table)
+/* The sizes of a job's source, from what holds its pixels; 0 if these do not go together. */
+static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
 {
-    if (source->ndim != 3 || source->itemsize != 1 || source->shape[0] > RESIZE_MOST ||
-        source->shape[1] > RESIZE_MOST || source->shape[2] > 4)
+    if (source->ndim != first + 3 || source->itemsize != 1)
         return 0;
-    job->height = (int)source->shape[0];
-    job->width = (int)source->shape[1];
-    job->pixel = (int)source->shape[2];
-    job->channels = job->pixel == 4 ? 3 : job->pixel;
-    return fill_result(job, out, table) && pst_resize_valid(job) && source->strides[2] == 1 &&
-           source->strides[1] == job->pixel;
-}
-
-/* Without the GIL; 0 if there is no memory. */
-static int resized(const pst_resize_job *job, const Py_buffer *source)
-{
-    void *scratch = malloc(pst_resize_scratch(job));
-    if (!scratch)
+    const Py_ssize_t height = source->shape[first], width = source->shape[first + 1], pixel = source->shape[first + 2];
+    if (height < 1 || height > RESIZE_MOST || width < 1 || width > RESIZE_MOST ||
+        (pixel != job->channels && (pixel != 4 || job->channels != 3)))
         return 0;
-    pst_resize_plan plan;
-    pst_resize_begin(&plan, job, scratch);
-    pst_resize_rows(&plan, source->buf, source->strides[0], job->height);
-    free(scratch);
-    return 1;
+    job->height = (int)height;
+    job->width = (int)width;
+    job->pixel = (int)pixel;
+    return source->strides[first + 2] == 1 && source->strides[first + 1] == pixel;
 }
 
 PyDoc_STRVAR(resize_doc,
@@ -202,33 +208,28 @@ PyDoc_STRVAR(resize_doc,
 
 static PyObject *resize(PyObject *module, PyObject *args)
 {
-    PyObject *from, *to, *entries;
-    Py_buffer source, out, table;
-    pst_resize_job job;
+    enum { SOURCE, OUT, TABLE, VIEWS };
+    PyObject *from, *to, *lookup, *result = NULL;
+    Py_buffer views[VIEWS] = {{0}};
+    pst_resize_job job = {0};
     (void)module;
-    memset(&job, 0, sizeof job);
     if (!PyArg_ParseTuple(args, "OOddddppppOpp", &from, &to, &job.left, &job.top, &job.right, &job.bottom, &job.bicubic,
-                          &job.antialias, &job.flip_x, &job.flip_y, &entries, &job.planar, &job.simd))
+                          &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &job.simd))
         return NULL;
-    if (PyObject_GetBuffer(from, &source, PyBUF_STRIDED_RO) < 0)
-        return NULL;
-    PyObject *result = NULL;
-    int looked_up = entries != Py_None;
-    if (PyObject_GetBuffer(to, &out, PyBUF_STRIDED) == 0) {
-        if (!looked_up || PyObject_GetBuffer(entries, &table, PyBUF_C_CONTIGUOUS) == 0) {
-            if (fill_job(&job, &source, &out, looked_up ? &table : NULL)) {
-                int done;
-                Py_BEGIN_ALLOW_THREADS done = resized(&job, &source);
-                Py_END_ALLOW_THREADS result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
-            } else {
-                PyErr_SetString(PyExc_ValueError, "source, box, table and result do not go together");
-            }
-            if (looked_up)
-                PyBuffer_Release(&table);
+    if (get_view(from, &views[SOURCE], PyBUF_STRIDED_RO) && get_view(to, &views[OUT], PyBUF_STRIDED) &&
+        get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS)) {
+        if (set_result(&job, &views[OUT], 0, &views[TABLE]) && set_source(&job, &views[SOURCE], 0) &&
+            pst_resize_valid(&job)) {
+            int done;
+            Py_BEGIN_ALLOW_THREADS
+                done = pst_resize(&job, views[SOURCE].buf, views[SOURCE].strides[0]);
+            Py_END_ALLOW_THREADS
+            result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+        } else {
+            PyErr_SetString(PyExc_ValueError, "source, box, table and result do not go together");
         }
-        PyBuffer_Release(&out);
     }
-    PyBuffer_Release(&source);
+    release_views(views, VIEWS);
     return result;
 }
 
@@ -240,42 +241,239 @@ PyDoc_STRVAR(draw_doc,
 
 static PyObject *draw(PyObject *module, PyObject *args)
 {
-    PyObject *to, *looked_up;
-    Py_buffer data, out, table, entries;
-    pst_request req;
-    pst_resize_job job;
+    enum { DATA, ENTRIES, OUT, TABLE, VIEWS };
+    PyObject *to, *lookup, *result = NULL;
+    Py_buffer views[VIEWS] = {{0}};
+    pst_request req = {0};
+    pst_resize_job job = {0};
     (void)module;
-    memset(&req, 0, sizeof req);
-    memset(&job, 0, sizeof job);
-    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*p", &data, &to, &req.left, &req.top, &req.right, &req.bottom,
-                          &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &looked_up, &job.planar,
-                          &req.max_pixels, &req.expected_width, &req.expected_height, &entries, &req.simd))
+    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*p", &views[DATA], &to, &req.left, &req.top, &req.right, &req.bottom,
+                          &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &req.max_pixels,
+                          &req.expected_width, &req.expected_height, &views[ENTRIES], &req.simd))
         return NULL;
-    PyObject *result = NULL;
-    int has_table = looked_up != Py_None;
-    if (PyObject_GetBuffer(to, &out, PyBUF_STRIDED) == 0) {
-        if (!has_table || PyObject_GetBuffer(looked_up, &table, PyBUF_C_CONTIGUOUS) == 0) {
+    if (get_view(to, &views[OUT], PyBUF_STRIDED) && get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS)) {
+        if (is_box(req.left, req.top, req.right, req.bottom) && set_result(&job, &views[OUT], 0, &views[TABLE])) {
+            enum pst_outcome outcome;
+            take_data(&req, &views[DATA], &views[ENTRIES]);
             job.simd = req.simd;
-            req.channels = job.channels = job.pixel = out.ndim == 3 && out.shape[job.planar ? 0 : 2] == 1 ? 1 : 3;
-            if (!is_box(&req) || !fill_result(&job, &out, has_table ? &table : NULL))
-                PyErr_SetString(PyExc_IndexError, "box, table and result do not go together");
-            else {
-                enum pst_outcome outcome;
-                take_data(&req, &data, &entries);
-                req.target_height = job.out_height;
-                req.target_width = job.out_width;
-                req.job = &job;
-                Py_BEGIN_ALLOW_THREADS outcome = pst_decode(&req);
-                Py_END_ALLOW_THREADS result =
-                    outcome == PST_DONE ? PyLong_FromLongLong(req.resizing) : raised(outcome, &req);
-            }
-            if (has_table)
-                PyBuffer_Release(&table);
+            job.pixel = req.channels = job.channels;
+            req.target_height = job.out_height;
+            req.target_width = job.out_width;
+            req.job = &job;
+            Py_BEGIN_ALLOW_THREADS
+                outcome = pst_decode(&req);
+            Py_END_ALLOW_THREADS
+            result = outcome == PST_DONE ? PyLong_FromLongLong(req.resizing) : raised(outcome, &req);
+        } else {
+            PyErr_SetString(PyExc_IndexError, "box, table and result do not go together");
         }
-        PyBuffer_Release(&out);
     }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&entries);
+    release_views(views, VIEWS);
+    return result;
+}
+
+/* Batches. */
+
+/* Whether a buffer is an array (rows, columns), or (rows,) with columns -1, of a type, aligned; it is in C order. */
+static int is_array(const Py_buffer *view, const char *formats, size_t itemsize, Py_ssize_t rows, Py_ssize_t columns)
+{
+    return view->ndim == (columns < 0 ? 1 : 2) && view->shape[0] == rows &&
+           (columns < 0 || view->shape[1] == columns) && view->itemsize == (Py_ssize_t)itemsize &&
+           (uintptr_t)view->buf % itemsize == 0 && view->format && view->format[0] && !view->format[1] &&
+           strchr(formats, view->format[0]);
+}
+
+/* The buffers of a sequence of bytes-like objects, to be released and freed. */
+static Py_buffer *get_files(PyObject *sources, Py_ssize_t *count)
+{
+    PyObject *items = PySequence_Tuple(sources);
+    if (!items)
+        return NULL;
+    *count = PyTuple_Size(items);
+    Py_buffer *files = PyMem_Calloc((size_t)*count + 1, sizeof *files);
+    if (!files)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; files && i < *count; i++)
+        if (PyObject_GetBuffer(PyTuple_GetItem(items, i), &files[i], PyBUF_SIMPLE) < 0) {
+            release_views(files, i);
+            PyMem_Free(files);
+            files = NULL;
+        }
+    Py_DECREF(items);
+    return files;
+}
+
+/* The arguments of `draw_batch` that are arrays. */
+enum { OUT, BOXES, FLIPS, INSIDE, FILL, TABLE, SIZES, PIXELS, VIEWS };
+
+/* What is said of each image; 0 if that is out of range. It is copied, since other threads may change it. */
+static int set_images(pst_batch_image *images, Py_ssize_t count, const pst_batch *batch, const Py_buffer *views,
+                      const Py_buffer *files)
+{
+    const double *box = views[BOXES].buf;
+    const uint8_t *flips = views[FLIPS].buf;
+    const int32_t *inside = views[INSIDE].buf, *size = views[SIZES].buf;
+    const pst_resize_job *job = &batch->job;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        pst_batch_image *image = &images[i];
+        memcpy(image->box, box + 4 * i, sizeof image->box);
+        if (!is_box(image->box[0], image->box[1], image->box[2], image->box[3]))
+            return 0;
+        image->inside[2] = job->out_height;
+        image->inside[3] = job->out_width;
+        if (inside)
+            memcpy(image->inside, inside + 4 * i, sizeof image->inside);
+        if (image->inside[0] < 0 || image->inside[0] > image->inside[2] || image->inside[2] > job->out_height ||
+            image->inside[1] < 0 || image->inside[1] > image->inside[3] || image->inside[3] > job->out_width)
+            return 0;
+        image->flip_x = flips && flips[2 * i];
+        image->flip_y = flips && flips[2 * i + 1];
+        image->width = size ? size[2 * i] : job->width;
+        image->height = size ? size[2 * i + 1] : job->height;
+        if (image->width < 0 || image->height < 0)
+            return 0;
+        if (files) {
+            image->data = files[i].buf;
+            image->size = (size_t)files[i].len;
+        } else {
+            image->data = (const uint8_t *)views[PIXELS].buf + i * views[PIXELS].strides[0];
+            if (image->width != job->width || image->height != job->height || image->box[2] > job->width ||
+                image->box[3] > job->height)
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether the arguments go together: shapes, types and strides. */
+static int set_batch(pst_batch *batch, const Py_buffer *views, Py_ssize_t *count)
+{
+    const Py_buffer *out = &views[OUT], *fill = &views[FILL], *pixels = &views[PIXELS];
+    if (!set_result(&batch->job, out, 1, &views[TABLE]) || (!batch->files && !set_source(&batch->job, pixels, 1)))
+        return 0;
+    *count = out->shape[0];
+    batch->stride = batch->files ? 0 : pixels->strides[1];
+    batch->fill = fill->buf;
+    batch->result = entries_between(out, 0,
+                                    batch->job.planar ? (Py_ssize_t)batch->job.plane * batch->job.channels
+                                                      : (Py_ssize_t)batch->job.row * batch->job.out_height);
+    return (batch->result || *count == 0) && (batch->files || pixels->shape[0] == *count) &&
+           is_array(&views[BOXES], "d", sizeof(double), *count, 4) &&
+           (!views[FLIPS].buf || is_array(&views[FLIPS], "B?", 1, *count, 2)) &&
+           (!views[INSIDE].buf || is_array(&views[INSIDE], "il", sizeof(int32_t), *count, 4)) &&
+           (!views[SIZES].buf || is_array(&views[SIZES], "il", sizeof(int32_t), *count, 2)) &&
+           (views[INSIDE].buf != NULL) == (fill->buf != NULL) &&
+           (!fill->buf ||
+            (fill->ndim == 1 && fill->shape[0] == batch->job.channels && fill->itemsize == out->itemsize));
+}
+
+PyDoc_STRVAR(draw_batch_doc, "draw_batch(sources, out, boxes, flips, inside, fill, table, bicubic, antialias, planar, "
+                             "max_pixels, sizes, simd)\n"
+                             "--\n\n"
+                             "Draw an image of each source into its place in `out`: (a byte for each, which is 0 where "
+                             "that is done, nanoseconds of resizing).");
+
+static PyObject *draw_batch(PyObject *module, PyObject *args)
+{
+    PyObject *sources, *objects[VIEWS] = {NULL}, *result = NULL;
+    Py_buffer views[VIEWS] = {{0}}, *files = NULL;
+    Py_ssize_t count = 0, given = 0;
+    pst_batch batch = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOOOOpppKOp", &sources, &objects[OUT], &objects[BOXES], &objects[FLIPS],
+                          &objects[INSIDE], &objects[FILL], &objects[TABLE], &batch.job.bicubic, &batch.job.antialias,
+                          &batch.job.planar, &batch.max_pixels, &objects[SIZES], &batch.job.simd))
+        return NULL;
+    batch.files = !PyObject_CheckBuffer(sources);
+    objects[PIXELS] = batch.files ? Py_None : sources;
+    if (batch.files && !(files = get_files(sources, &given)))
+        return NULL;
+    int got = 1;
+    for (int i = 0; got && i < VIEWS; i++)
+        got = get_view(objects[i], &views[i],
+                       i == OUT      ? PyBUF_STRIDED
+                       : i == PIXELS ? PyBUF_STRIDED_RO
+                                     : PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
+    if (got && set_batch(&batch, views, &count) && (!files || given == count)) {
+        pst_batch_image *images = PyMem_Calloc((size_t)count + 1, sizeof *images);
+        PyObject *status = PyBytes_FromStringAndSize(NULL, count);
+        if (!images || !status) {
+            PyErr_NoMemory();
+        } else if (set_images(images, count, &batch, views, files)) {
+            char *states = PyBytes_AsString(status);
+            Py_BEGIN_ALLOW_THREADS
+                pst_batch_draw(&batch, images, (size_t)count, states);
+            Py_END_ALLOW_THREADS
+            result = Py_BuildValue("OL", status, (long long)batch.resizing);
+        } else {
+            PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
+        }
+        Py_XDECREF(status);
+        PyMem_Free(images);
+    } else if (got) {
+        PyErr_SetString(PyExc_ValueError, "the shapes and types of the arrays do not go together");
+    }
+    release_views(views, VIEWS);
+    release_views(files, given);
+    PyMem_Free(files);
+    return result;
+}
+
+PyDoc_STRVAR(sizes_doc,
+             "sizes(sources, out)\n"
+             "--\n\n"
+             "Write the width and height of each JPEG file into `out`, int32 (n, 2); 0 x 0 for files that the "
+             "extension's own decoder does not take.");
+
+static PyObject *sizes(PyObject *module, PyObject *args)
+{
+    PyObject *sources, *to, *result = NULL;
+    Py_buffer out = {0}, *files;
+    Py_ssize_t count;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &sources, &to) || !(files = get_files(sources, &count)))
+        return NULL;
+    if (get_view(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
+        if (is_array(&out, "il", sizeof(int32_t), count, 2)) {
+            int32_t *size = out.buf;
+            for (Py_ssize_t i = 0; i < count; i++, size += 2)
+                pst_size(files[i].buf, (size_t)files[i].len, size);
+            result = Py_NewRef(Py_None);
+        } else {
+            PyErr_SetString(PyExc_ValueError, "out must be int32 (n, 2), for n files");
+        }
+    }
+    PyBuffer_Release(&out);
+    release_views(files, count);
+    PyMem_Free(files);
+    return result;
+}
+
+PyDoc_STRVAR(uniform_doc,
+             "uniform(keys, out)\n"
+             "--\n\n"
+             "Write the first k random numbers of each of n keys, uint64 (n,), into `out`, float64 (n, k).");
+
+static PyObject *uniform(PyObject *module, PyObject *args)
+{
+    PyObject *from, *to, *result = NULL;
+    Py_buffer keys = {0}, out = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &from, &to))
+        return NULL;
+    if (get_view(from, &keys, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) &&
+        get_view(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
+        const Py_ssize_t rows = keys.ndim == 1 ? keys.shape[0] : 0, columns = out.ndim == 2 ? out.shape[1] : 0;
+        if (is_array(&keys, "LQ", sizeof(uint64_t), rows, -1) && is_array(&out, "d", sizeof(double), rows, columns)) {
+            for (Py_ssize_t i = 0; i < rows; i++)
+                pst_uniform(((const uint64_t *)keys.buf)[i], (double *)out.buf + i * columns, (size_t)columns);
+            result = Py_NewRef(Py_None);
+        } else {
+            PyErr_SetString(PyExc_ValueError, "keys must be uint64 (n,), and out float64 (n, k)");
+        }
+    }
+    PyBuffer_Release(&keys);
+    PyBuffer_Release(&out);
     return result;
 }
 
@@ -303,19 +501,25 @@ static PyObject *transcode(PyObject *module, PyObject *args)
         req.size = (size_t)data.len;
         req.out = out.buf;
         req.capacity = (size_t)out.len;
-        Py_BEGIN_ALLOW_THREADS outcome = pst_transcode(&req);
-        Py_END_ALLOW_THREADS result =
-            outcome == PST_NO_MEMORY ? PyErr_NoMemory() : PyLong_FromSize_t(outcome == PST_DONE ? req.needed : 0);
+        Py_BEGIN_ALLOW_THREADS
+            outcome = pst_transcode(&req);
+        Py_END_ALLOW_THREADS
+        result = outcome == PST_NO_MEMORY ? PyErr_NoMemory() : PyLong_FromSize_t(outcome == PST_DONE ? req.needed : 0);
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
     return result;
 }
 
-static PyMethodDef methods[] = {
-    {"decode", decode, METH_VARARGS, decode_doc},    {"draw", draw, METH_VARARGS, draw_doc},
-    {"entries", entries, METH_VARARGS, entries_doc}, {"transcode", transcode, METH_VARARGS, transcode_doc},
-    {"resize", resize, METH_VARARGS, resize_doc},    {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc},
+                                {"draw", draw, METH_VARARGS, draw_doc},
+                                {"draw_batch", draw_batch, METH_VARARGS, draw_batch_doc},
+                                {"sizes", sizes, METH_VARARGS, sizes_doc},
+                                {"uniform", uniform, METH_VARARGS, uniform_doc},
+                                {"entries", entries, METH_VARARGS, entries_doc},
+                                {"transcode", transcode, METH_VARARGS, transcode_doc},
+                                {"resize", resize, METH_VARARGS, resize_doc},
+                                {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)
 {

@@ -11,6 +11,7 @@
  */
 #include "resize.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "cpu.h"
@@ -575,4 +576,16 @@ void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t strid
             memcpy(plan->held, rows, (size_t)plan->job.width * (size_t)plan->job.pixel);
         }
     }
+}
+
+int pst_resize(const pst_resize_job *job, const uint8_t *rows, ptrdiff_t stride)
+{
+    void *scratch = malloc(pst_resize_scratch(job));
+    if (!scratch)
+        return 0;
+    pst_resize_plan plan;
+    pst_resize_begin(&plan, job, scratch);
+    pst_resize_rows(&plan, rows, stride, job->height);
+    free(scratch);
+    return 1;
 }

@@ -66,4 +66,7 @@ size_t pst_resize_scratch(const pst_resize_job *job);
 void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch);
 void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count);
 
+/* All of that; 0 if there is no memory. */
+int pst_resize(const pst_resize_job *job, const uint8_t *rows, ptrdiff_t stride);
+
 #endif
