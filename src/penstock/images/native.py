@@ -215,7 +215,7 @@ def draw_batch(
 
 
 def sizes_of(sources: Sequence[Data]) -> npt.NDArray[np.int32]:
-    """Return (width, height) of each file, int32 (n, 2), by its header; 0 x 0 unless it is an ordinary baseline JPEG."""
+    """Return (width, height) of each file by its header, int32 (n, 2); 0 x 0 unless it is an ordinary baseline JPEG."""
     out = np.empty((len(sources), 2), np.int32)
     _jpeg.sizes(sources, out)
     return out
