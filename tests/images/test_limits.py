@@ -154,11 +154,13 @@ class TestJpeg:
     def test_the_extension_refuses_another_size_than_the_caller_s(self) -> None:
         box = (0.0, 0.0, 8.0, 8.0)
         assert native.decode_box(jpeg(), box, target=(8, 8), max_pixels=256, size=(16, 16)).array.shape == (8, 8, 3)
-        for size in ((16, 15), (15, 16), (30_000, 30_000)):
+        for size in ((16, 15), (15, 16)):
             with pytest.raises(ValueError, match="ambiguous header"):
                 native.decode_box(jpeg(), box, target=(8, 8), max_pixels=256, size=size)
             with pytest.raises(ValueError, match="ambiguous header"):
                 native.decode_image(jpeg(), max_pixels=256, size=size)
+        with pytest.raises(OverflowError, match="more than the limit of 256"):
+            native.decode_image(jpeg(), max_pixels=256, size=(30_000, 30_000))
 
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
     @pytest.mark.parametrize("limit", [0, -1, -(2**70)])

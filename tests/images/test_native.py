@@ -265,26 +265,6 @@ class TestLimits:
 
 
 class TestMemory:
-    def test_a_result_that_is_held_is_not_overwritten(self) -> None:
-        first, second = jpeg(noise(50, 50, 1)), jpeg(noise(50, 50, 2))
-        held = native.decode_box(first, (0, 0, 50, 50), target=FAR, max_pixels=LIMIT).array[::2, 3:]
-        before = held.copy()
-        for _ in range(3):
-            native.decode_box(second, (0, 0, 50, 50), target=FAR, max_pixels=LIMIT)
-        assert np.array_equal(held, before)
-
-    def test_the_scratch_is_used_again(self) -> None:
-        data = jpeg(noise(50, 50))
-        places = set()
-        for _ in range(5):
-            places.add(native.decode_box(data, (0, 0, 50, 50), target=FAR, max_pixels=LIMIT).array.ctypes.data)
-        assert len(places) == 1
-
-    def test_large_pictures_leave_no_scratch_behind(self) -> None:
-        data = jpeg(np.zeros((4000, 4000, 3), np.uint8))
-        native.decode_box(data, (0, 0, 4000, 4000), target=FAR, max_pixels=LIMIT)
-        assert native._scratch.buffer.nbytes <= 32 << 20
-
     def test_arguments_are_let_go(self) -> None:
         data, broken = bytearray(jpeg(noise(50, 50))), bytearray(b"\xff\xd8 no JPEG")
         references = sys.getrefcount(data)

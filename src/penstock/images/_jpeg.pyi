@@ -6,24 +6,6 @@ LIBJPEG_TURBO_VERSION: int
 AVX2: int
 """1 where the processor has AVX2 and the system saves its registers."""
 
-def decode(
-    data: bytes | bytearray | memoryview,
-    out: Any,  # a writable buffer; NumPy's arrays are not known as such to type checkers before Python 3.12
-    left: float,
-    top: float,
-    right: float,
-    bottom: float,
-    target_height: int,
-    target_width: int,
-    channels: int,
-    max_pixels: int,
-    partial: bool,
-    width: int,
-    height: int,
-    entries: bytes | memoryview | None,
-    simd: bool,
-    /,
-) -> int | tuple[int, int, int, int, int, int, int]: ...
 def draw(
     data: bytes | bytearray | memoryview,
     out: Any,
@@ -41,6 +23,9 @@ def draw(
     width: int,
     height: int,
     entries: bytes | memoryview | None,
+    scale: int,
+    own: bool,
+    partial: bool,
     simd: bool,
     /,
 ) -> int: ...

@@ -15,15 +15,12 @@ restart markers, or with the entries from `entries_of`, it begins near the box. 
 progressive and arithmetic-coded files (also shrunk), sampling factors other than 4:4:4, 4:2:2 and 4:2:0, and damaged
 files.
 
-Threads: the GIL is released, and no state is shared. Memory: the result, and a scratch buffer of at most 32 MiB per
-thread, which holds the result of `decode_box` until the next call. While an array in it is referenced, the next call
-allocates a new buffer instead of overwriting it.
+Threads: the GIL is released, and no state is shared. Memory: the result, and some rows of the image.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -31,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
+from penstock.images.jpeg import TruncatedHeader, frame_size
 
 try:
     from penstock.images import _jpeg
@@ -53,9 +51,6 @@ __all__ = [
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
-_KEPT = 32 << 20
-_STEP = 1 << 20
-_WHOLE = (0.0, 0.0, 0.0, 0.0)
 _MOST = 65535 * 65535  # maximum pixels of a JPEG
 
 
@@ -63,19 +58,12 @@ class Region(NamedTuple):
     """Pixels of a part of an image, at 1 / `scale` of their size."""
 
     array: npt.NDArray[np.uint8]
-    """(height, width, channels): 3 are RGB, 1 is gray. Rows need not be adjacent in memory."""
+    """(height, width, channels): 3 are RGB, 1 is gray."""
     x: int
     """Position of the array's first pixel in the shrunken image."""
     y: int
     scale: int
     """1, 2, 4 or 8. Pixel i of the shrunken image is the mean of `scale` pixels a side, from i * scale on."""
-
-
-class _Scratch(threading.local):
-    buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-
-
-_scratch = _Scratch()
 
 
 def is_available() -> bool:
@@ -105,13 +93,10 @@ def decode_image(
     read, if given. With `partial`, missing or damaged parts are gray or wrong instead of an error. Raises the errors
     that the module's docstring lists.
     """
-    arguments = (*_WHOLE, 0, 0, channels, _limit(max_pixels), partial, *(size or (0, 0)), None, True)
-    needed = _jpeg.decode(data, bytearray(0), *arguments)
-    assert isinstance(needed, int)
-    out = np.empty(needed, np.uint8)
-    done = _jpeg.decode(data, out, *arguments)
-    assert not isinstance(done, int)
-    return out.reshape(done[1], done[0], channels)
+    size = width, height = _size(data, size, max_pixels)
+    out = np.empty((height, width, channels), np.uint8)
+    _draw(data, (0, 0, width, height), out, max_pixels=max_pixels, size=size, scale=1, partial=partial)
+    return out
 
 
 def decode_box(
@@ -128,22 +113,20 @@ def decode_box(
 
     They are shrunk by 2, 4 or 8 if the box stays at least as large as `target` (height, width). At scale 1 they equal
     those of a decode of the whole image. `entries` must come from `entries_of` for the same data: others lead to wrong
-    pixels or an error. The array is in this thread's scratch buffer: copy it to keep it. `max_pixels` and `size` are
-    as in `decode_image`. Raises the errors that the module's docstring lists.
+    pixels or an error. `max_pixels` and `size` are as in `decode_image`. Raises the errors that the module's docstring
+    lists.
     """
-    arguments = (*box, *target, channels, _limit(max_pixels), False, *(size or (0, 0)), entries, True)
-    out = _free_scratch()
-    done = _jpeg.decode(data, out, *arguments)
-    if isinstance(done, int):
-        out = _new_scratch(done)
-        done = _jpeg.decode(data, out, *arguments)
-        assert not isinstance(done, int)
-    width, height, x, y, scale, _, _ = done
-    array = out[: height * width * channels].reshape(height, width, channels)
-    # Drop the additional pixels: columns up to the next block, or the rest of a file that is decoded whole.
-    left, top = int(box[0] // scale), int(box[1] // scale)
-    right, bottom = -int(-box[2] // scale), -int(-box[3] // scale)
-    return Region(array[top - y : bottom - y, left - x : right - x], left, top, scale)
+    size = width, height = _size(data, size, max_pixels)
+    left, top, right, bottom = box
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise IndexError(f"{width} x {height}")
+    scale = 1
+    while scale < 8 and right - left >= 2 * scale * target[1] and bottom - top >= 2 * scale * target[0]:
+        scale *= 2
+    x, y = int(left // scale), int(top // scale)
+    out = np.empty((-int(-bottom // scale) - y, -int(-right // scale) - x, channels), np.uint8)
+    _draw(data, box, out, max_pixels=max_pixels, size=size, entries=entries, scale=scale)
+    return Region(out, x, y, scale)
 
 
 def draw_box(
@@ -162,12 +145,12 @@ def draw_box(
 ) -> float:
     """Decode `box` and resize it into `out`: `decode_box` and `resize` in one, without an intermediate image.
 
-    Rows are resized as they are decoded. The arguments are those of the two functions. Return the seconds that resizing
-    took. Raises the errors that the module's docstring lists; then `out` may be partly written.
+    Rows are resized as they are decoded. A box of whole pixels that is as large as `out` is copied. The arguments are
+    those of the two functions. Return the seconds that resizing took. Raises the errors that the module's docstring
+    lists; then `out` may be partly written.
     """
-    how = interpolation == "bicubic", antialias, *flipped
-    spent = _jpeg.draw(data, out, *box, *how, table, planar, _limit(max_pixels), *(size or (0, 0)), entries, True)
-    return spent / 1e9
+    how = interpolation == "bicubic", antialias, *flipped, table, planar
+    return _draw(data, box, out, how, max_pixels=max_pixels, size=size, entries=entries)
 
 
 def draw_batch(
@@ -273,23 +256,36 @@ def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels:
     return bytes(memoryview(out)[:size]) if size else None
 
 
+def _draw(
+    data: Data,
+    box: tuple[float, float, float, float],
+    out: npt.NDArray[Any],
+    how: tuple[Any, ...] = (False, False, False, False, None, False),
+    *,
+    max_pixels: int,
+    size: tuple[int, int] | None,
+    entries: bytes | memoryview | None = None,
+    scale: int = 0,
+    partial: bool = False,
+) -> float:
+    """Return the seconds that resizing took. With a scale, the box is rounded outward to whole pixels."""
+    limits = _limit(max_pixels), *(size or (0, 0))
+    return _jpeg.draw(data, out, *box, *how, *limits, entries, scale, True, partial, True) / 1e9
+
+
+def _size(data: Data, size: tuple[int, int] | None, max_pixels: int) -> tuple[int, int]:
+    """Return the checked size of an image: memory for it is about to be allocated."""
+    if size is None:
+        with contextlib.suppress(TruncatedHeader):
+            size = frame_size(data) if bytes(data[:2]) == b"\xff\xd8" else None
+    width, height = size or (0, 0)
+    if width < 1 or height < 1:
+        raise ValueError("not a JPEG, or no size in its header")
+    if width * height > max_pixels:
+        raise OverflowError(f"{width} x {height} pixels, more than the limit of {_limit(max_pixels)}")
+    return width, height
+
+
 def _limit(max_pixels: int) -> int:
     """Return the limit as an unsigned number for C."""
     return max(0, min(max_pixels, _MOST))
-
-
-def _free_scratch() -> npt.NDArray[np.uint8]:
-    """Return this thread's scratch buffer, or an empty one while an earlier result is still in use.
-
-    Every array in the buffer holds a reference. Two references are the thread's and this call's.
-    """
-    if sys.getrefcount(_scratch.buffer) <= 2:
-        return _scratch.buffer
-    return np.empty(0, np.uint8)
-
-
-def _new_scratch(size: int) -> npt.NDArray[np.uint8]:
-    if size > _KEPT:
-        return np.empty(size, np.uint8)
-    _scratch.buffer = np.empty(-(-size // _STEP) * _STEP, np.uint8)
-    return _scratch.buffer

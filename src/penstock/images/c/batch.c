@@ -61,12 +61,7 @@ static int draw(pst_batch *batch, const pst_batch_image *image, uint8_t *out)
     req.expected_width = image->width;
     req.expected_height = image->height;
     req.own = 1;
-    req.simd = job.simd;
-    job.pixel = job.channels;
     req.job = &job;
-    req.channels = job.channels;
-    req.target_height = job.out_height;
-    req.target_width = job.out_width;
     enum pst_outcome outcome = pst_decode(&req);
     batch->resizing += req.resizing;
     return outcome == PST_DONE;

@@ -5,7 +5,6 @@
  */
 #include "cpython.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "batch.h"
@@ -45,93 +44,6 @@ static PyObject *raised(enum pst_outcome outcome, const pst_request *req)
 static int is_box(double left, double top, double right, double bottom)
 {
     return left >= 0 && left < right && right < 65536 && top >= 0 && top < bottom && bottom < 65536;
-}
-
-/* The file, and what is known of it. */
-static void take_data(pst_request *req, const Py_buffer *data, const Py_buffer *entries)
-{
-    req->data = data->buf;
-    req->size = (size_t)data->len;
-    req->entries = entries ? entries->buf : NULL;
-    req->entries_size = entries ? (size_t)entries->len : 0;
-    req->own = 1;
-}
-
-PyDoc_STRVAR(
-    decode_doc,
-    "decode(data, out, left, top, right, bottom, target_height, target_width, channels, max_pixels, partial, "
-    "width, height, entries, simd)\n"
-    "--\n\n"
-    "Decode into `out`; (width, height, x, y, scale, image_width, image_height), or the bytes that are needed.");
-
-static PyObject *decode(PyObject *module, PyObject *args)
-{
-    Py_buffer data, out, entries;
-    pst_request req;
-    memset(&req, 0, sizeof req);
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*ddddlliKpllz*p", &data, &out, &req.left, &req.top, &req.right, &req.bottom,
-                          &req.target_height, &req.target_width, &req.channels, &req.max_pixels, &req.partial,
-                          &req.expected_width, &req.expected_height, &entries, &req.simd))
-        return NULL;
-    PyObject *result = NULL;
-    if ((req.channels != 1 && req.channels != 3) ||
-        !(req.right <= 0 || is_box(req.left, req.top, req.right, req.bottom))) {
-        PyErr_SetString(PyExc_IndexError, "channels or box");
-    } else {
-        enum pst_outcome outcome;
-        take_data(&req, &data, &entries);
-        req.out = out.buf;
-        req.capacity = (size_t)out.len;
-        Py_BEGIN_ALLOW_THREADS
-            outcome = pst_decode(&req);
-        Py_END_ALLOW_THREADS
-        if (outcome == PST_DONE)
-            result = Py_BuildValue("lllllll", req.width, req.height, req.x, req.y, (long)req.scale, req.image_width,
-                                   req.image_height);
-        else if (outcome == PST_TOO_SMALL)
-            result = PyLong_FromSize_t(req.needed);
-        else
-            result = raised(outcome, &req);
-    }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&entries);
-    return result;
-}
-
-PyDoc_STRVAR(entries_doc,
-             "entries(data, out, step)\n"
-             "--\n\n"
-             "Write the entries of a file into `out`, every `step` MCUs of a row: their size, which may be "
-             "more than there is room for; 0 for a file that has none.");
-
-static PyObject *entries(PyObject *module, PyObject *args)
-{
-    Py_buffer data, out;
-    pst_request req;
-    memset(&req, 0, sizeof req);
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &req.step))
-        return NULL;
-    PyObject *result = NULL;
-    if (req.step < 1 || req.step > 65535)
-        PyErr_SetString(PyExc_IndexError, "step");
-    else {
-        enum pst_outcome outcome;
-        take_data(&req, &data, NULL);
-        req.out = out.buf;
-        req.capacity = (size_t)out.len;
-        Py_BEGIN_ALLOW_THREADS
-            outcome = pst_entries(&req);
-        Py_END_ALLOW_THREADS
-        result = outcome == PST_NO_MEMORY
-                     ? raised(outcome, &req)
-                     : PyLong_FromSize_t(outcome == PST_DONE || outcome == PST_TOO_SMALL ? req.needed : 0);
-    }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
-    return result;
 }
 
 /* Get a buffer; None is one without memory. */
@@ -233,11 +145,10 @@ static PyObject *resize(PyObject *module, PyObject *args)
     return result;
 }
 
-PyDoc_STRVAR(draw_doc,
-             "draw(data, out, left, top, right, bottom, bicubic, antialias, flip_x, flip_y, table, planar, "
-             "max_pixels, width, height, entries, simd)\n"
-             "--\n\n"
-             "Decode a box and resize it into `out`, as `decode` and `resize` do it: nanoseconds of resizing.");
+PyDoc_STRVAR(draw_doc, "draw(data, out, left, top, right, bottom, bicubic, antialias, flip_x, flip_y, table, planar, "
+                       "max_pixels, width, height, entries, scale, own, partial, simd)\n"
+                       "--\n\n"
+                       "Decode a box and resize it into `out`: nanoseconds of resizing.");
 
 static PyObject *draw(PyObject *module, PyObject *args)
 {
@@ -247,25 +158,27 @@ static PyObject *draw(PyObject *module, PyObject *args)
     pst_request req = {0};
     pst_resize_job job = {0};
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*p", &views[DATA], &to, &req.left, &req.top, &req.right, &req.bottom,
-                          &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &req.max_pixels,
-                          &req.expected_width, &req.expected_height, &views[ENTRIES], &req.simd))
+    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*ippp", &views[DATA], &to, &req.left, &req.top, &req.right,
+                          &req.bottom, &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar,
+                          &req.max_pixels, &req.expected_width, &req.expected_height, &views[ENTRIES], &req.scale,
+                          &req.own, &req.partial, &job.simd))
         return NULL;
     if (get_view(to, &views[OUT], PyBUF_STRIDED) && get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS)) {
-        if (is_box(req.left, req.top, req.right, req.bottom) && set_result(&job, &views[OUT], 0, &views[TABLE])) {
+        const int is_scale = req.scale == 0 || req.scale == 1 || req.scale == 2 || req.scale == 4 || req.scale == 8;
+        if (is_scale && is_box(req.left, req.top, req.right, req.bottom) &&
+            set_result(&job, &views[OUT], 0, &views[TABLE])) {
             enum pst_outcome outcome;
-            take_data(&req, &views[DATA], &views[ENTRIES]);
-            job.simd = req.simd;
-            job.pixel = req.channels = job.channels;
-            req.target_height = job.out_height;
-            req.target_width = job.out_width;
+            req.data = views[DATA].buf;
+            req.size = (size_t)views[DATA].len;
+            req.entries = views[ENTRIES].buf;
+            req.entries_size = (size_t)views[ENTRIES].len;
             req.job = &job;
             Py_BEGIN_ALLOW_THREADS
                 outcome = pst_decode(&req);
             Py_END_ALLOW_THREADS
             result = outcome == PST_DONE ? PyLong_FromLongLong(req.resizing) : raised(outcome, &req);
         } else {
-            PyErr_SetString(PyExc_IndexError, "box, table and result do not go together");
+            PyErr_SetString(PyExc_IndexError, "box, scale, table and result do not go together");
         }
     }
     release_views(views, VIEWS);
@@ -477,6 +390,34 @@ static PyObject *uniform(PyObject *module, PyObject *args)
     return result;
 }
 
+PyDoc_STRVAR(entries_doc,
+             "entries(data, out, step)\n"
+             "--\n\n"
+             "Write the entries of a file into `out`, every `step` MCUs of a row: their size, which may be "
+             "more than there is room for; 0 for a file that has none.");
+
+static PyObject *entries(PyObject *module, PyObject *args)
+{
+    Py_buffer data, out;
+    long step;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &step))
+        return NULL;
+    PyObject *result = NULL;
+    if (step < 1 || step > 65535) {
+        PyErr_SetString(PyExc_IndexError, "step");
+    } else {
+        size_t size;
+        Py_BEGIN_ALLOW_THREADS
+            size = pst_entries(data.buf, (size_t)data.len, step, out.buf, (size_t)out.len);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromSize_t(size);
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
 PyDoc_STRVAR(transcode_doc,
              "transcode(data, out, interval, max_pixels)\n"
              "--\n\n"
@@ -511,15 +452,11 @@ static PyObject *transcode(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc},
-                                {"draw", draw, METH_VARARGS, draw_doc},
-                                {"draw_batch", draw_batch, METH_VARARGS, draw_batch_doc},
-                                {"sizes", sizes, METH_VARARGS, sizes_doc},
-                                {"uniform", uniform, METH_VARARGS, uniform_doc},
-                                {"entries", entries, METH_VARARGS, entries_doc},
-                                {"transcode", transcode, METH_VARARGS, transcode_doc},
-                                {"resize", resize, METH_VARARGS, resize_doc},
-                                {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    {"draw", draw, METH_VARARGS, draw_doc},          {"draw_batch", draw_batch, METH_VARARGS, draw_batch_doc},
+    {"sizes", sizes, METH_VARARGS, sizes_doc},       {"uniform", uniform, METH_VARARGS, uniform_doc},
+    {"entries", entries, METH_VARARGS, entries_doc}, {"transcode", transcode, METH_VARARGS, transcode_doc},
+    {"resize", resize, METH_VARARGS, resize_doc},    {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)
 {

@@ -39,6 +39,13 @@ int pst_resize_valid(const pst_resize_job *job)
            0 <= job->top && job->top < job->bottom && job->bottom <= job->height;
 }
 
+/* Whether each pixel of the result is one of the source. */
+static int is_copy(const pst_resize_job *job)
+{
+    return job->left == (int)job->left && job->right - job->left == job->out_width && job->top == (int)job->top &&
+           job->bottom - job->top == job->out_height;
+}
+
 /* Filters. ------------------------------------------------------------------------------------------------------- */
 
 static double support_of(const pst_resize_job *job, double box, int out)
@@ -240,7 +247,7 @@ size_t pst_resize_scratch(const pst_resize_job *job)
 {
     pst_resize_plan plan;
     double *k;
-    return lay_out(&plan, job, NULL, &k) + ALIGN;
+    return is_copy(job) ? 1 : lay_out(&plan, job, NULL, &k) + ALIGN;
 }
 
 void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch)
@@ -249,6 +256,12 @@ void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *sc
     size_t past = (uintptr_t)scratch % ALIGN;
     memset(plan, 0, sizeof *plan);
     plan->job = *job;
+    if (is_copy(job)) {
+        plan->copy = 1;
+        plan->first_row = (int)job->top;
+        plan->last_row = (int)job->bottom;
+        return;
+    }
     lay_out(plan, job, (unsigned char *)scratch + (past ? ALIGN - past : 0), &k);
     plan->values = job->out_width * job->channels;
     plan_axis(&plan->x, job, k, job->left, job->right, job->width, job->out_width, job->flip_x, 0, job->bicubic);
@@ -487,18 +500,17 @@ PST_AVX2 static void down_avx2(const pst_resize_plan *plan, int y, uint8_t *to)
 
 /* Result. -------------------------------------------------------------------------------------------------------- */
 
-/* A row of bytes as entries of the table, in either layout. */
+/* A row of pixels as entries of the table, in either layout; `step` bytes lie from one pixel to the next. */
 #define PLACE(NAME, TYPE)                                                                                              \
-    static void NAME(const pst_resize_job *job, const uint8_t *line, int y)                                            \
+    static void NAME(const pst_resize_job *job, const uint8_t *line, ptrdiff_t step, int y)                            \
     {                                                                                                                  \
         const TYPE *table = job->table;                                                                                \
-        size_t wide = (size_t)job->out_width, channels = (size_t)job->channels;                                        \
-        for (size_t c = 0; c < channels; c++, table += 256) {                                                          \
-            size_t step = job->planar ? 1 : channels;                                                                  \
-            size_t at = (size_t)y * job->row + c * (job->planar ? job->plane : 1);                                     \
-            TYPE *restrict to = (TYPE *)job->out + at;                                                                 \
-            for (size_t i = 0; i < wide; i++)                                                                          \
-                to[i * step] = table[line[i * channels + c]];                                                          \
+        const size_t gap = job->planar ? 1 : (size_t)job->channels, plane = job->planar ? job->plane : 1;              \
+        for (int c = 0; c < job->channels; c++, table += 256) {                                                        \
+            TYPE *restrict to = (TYPE *)job->out + (size_t)y * job->row + (size_t)c * plane;                           \
+            const uint8_t *from = line + c;                                                                            \
+            for (int i = 0; i < job->out_width; i++, from += step, to += gap)                                          \
+                *to = table[*from];                                                                                    \
         }                                                                                                              \
     }
 
@@ -507,21 +519,45 @@ PLACE(place_2, uint16_t)
 PLACE(place_4, uint32_t)
 PLACE(place_8, uint64_t)
 
-static void place_bytes(const pst_resize_job *job, const uint8_t *line, int y)
+static void place_bytes(const pst_resize_job *job, const uint8_t *line, ptrdiff_t step, int y)
 {
-    size_t wide = (size_t)job->out_width, channels = (size_t)job->channels;
-    for (size_t c = 0; c < channels; c++) {
-        uint8_t *to = (uint8_t *)job->out + (size_t)y * job->row + c * job->plane;
-        for (size_t i = 0; i < wide; i++)
-            to[i] = line[i * channels + c];
+    const size_t gap = job->planar ? 1 : (size_t)job->channels, plane = job->planar ? job->plane : 1;
+    uint8_t *out = (uint8_t *)job->out + (size_t)y * job->row;
+    if (step == (ptrdiff_t)gap) {
+        memcpy(out, line, (size_t)job->out_width * gap);
+        return;
     }
+    for (int c = 0; c < job->channels; c++) {
+        uint8_t *restrict to = out + (size_t)c * plane;
+        const uint8_t *from = line + c;
+        for (int i = 0; i < job->out_width; i++, from += step, to += gap)
+            *to = *from;
+    }
+}
+
+static void place(const pst_resize_job *job, const uint8_t *line, ptrdiff_t step, int y)
+{
+    if (!job->table)
+        place_bytes(job, line, step, y);
+    else if (job->entry == 1)
+        place_1(job, line, step, y);
+    else if (job->entry == 2)
+        place_2(job, line, step, y);
+    else if (job->entry == 4)
+        place_4(job, line, step, y);
+    else
+        place_8(job, line, step, y);
+}
+
+static int row_of_result(const pst_resize_job *job, int y)
+{
+    return job->flip_y ? job->out_height - 1 - y : y;
 }
 
 static void emit(pst_resize_plan *plan, int y)
 {
     const pst_resize_job *job = &plan->job;
-    int at = job->flip_y ? job->out_height - 1 - y : y;
-    int direct = !job->table && (!job->planar || job->channels == 1);
+    const int at = row_of_result(job, y), direct = !job->table && (!job->planar || job->channels == 1);
     uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * job->row : plan->line;
 #if PST_AVX2_COMPILED
     if (plan->avx2)
@@ -529,18 +565,15 @@ static void emit(pst_resize_plan *plan, int y)
     else
 #endif
         down(plan, y, line);
-    if (direct)
-        return;
-    if (!job->table)
-        place_bytes(job, line, at);
-    else if (job->entry == 1)
-        place_1(job, line, at);
-    else if (job->entry == 2)
-        place_2(job, line, at);
-    else if (job->entry == 4)
-        place_4(job, line, at);
-    else
-        place_8(job, line, at);
+    if (!direct)
+        place(job, line, job->channels, at);
+}
+
+static void copy_row(const pst_resize_plan *plan, const uint8_t *row)
+{
+    const pst_resize_job *job = &plan->job;
+    const uint8_t *left = row + (ptrdiff_t)((int)job->left + (job->flip_x ? job->out_width - 1 : 0)) * job->pixel;
+    place(job, left, job->flip_x ? -job->pixel : job->pixel, row_of_result(job, plan->row - plan->first_row));
 }
 
 /* Two rows of the source, of which the second may be the first once more, at the end: its weights are 0 then. */
@@ -565,7 +598,9 @@ void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t strid
     for (; count > 0; count--, plan->row++, rows += stride) {
         if (plan->row < plan->first_row || plan->row >= plan->last_row)
             continue;
-        if (plan->row & 1) {
+        if (plan->copy) {
+            copy_row(plan, rows);
+        } else if (plan->row & 1) {
             take(plan, plan->row / 2, plan->held, rows);
         } else if (plan->row + 1 == plan->job.height) {
             take(plan, plan->row / 2, rows, rows);

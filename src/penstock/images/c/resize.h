@@ -47,6 +47,7 @@ typedef struct {
 typedef struct {
     pst_resize_job job;
     pst_resize_axis x, y;
+    int copy; /* each pixel of the result is one of the source: there are no weights, and no scratch */
     int avx2;
     int first_row, last_row; /* of the source, which the result is made of; last_row itself is not */
     int row, done;           /* rows that have come, and that have been written */
