@@ -260,7 +260,7 @@ def _draw(
     data: Data,
     box: tuple[float, float, float, float],
     out: npt.NDArray[Any],
-    how: tuple[Any, ...] = (False, False, False, False, None, False),
+    how: tuple[bool, bool, bool, bool, Any, bool] = (False, False, False, False, None, False),
     *,
     max_pixels: int,
     size: tuple[int, int] | None,
