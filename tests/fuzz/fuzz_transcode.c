@@ -1,0 +1,218 @@
+/* Other restart markers in any file.
+ *
+ * 1. The result is read to its end without a warning. It has the same size, sampling factors, tables of quantisation,
+ *    coefficients, APPn and COM segments as the file, and the interval that was asked for.
+ * 2. It has the same pixels, by our own decoder and by libjpeg, whole and in a box, where that begins at a marker; where
+ *    there is no marker, with and without entries.
+ * 3. Put through it once more, it stays as it is.
+ * 4. With too little memory, the size that is needed is the same, and nothing is written beyond what there is.
+ *
+ * AddressSanitizer sees to all memory: file and results lie in blocks of exactly their size. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "input.h"
+#include "transcode.h"
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    look_for_avx2();
+    return 0;
+}
+
+/* The size of the result, 0 for a file that stays as it is; at most `capacity` bytes of it in new memory. */
+static size_t transcode(const uint8_t *data, size_t size, long interval, size_t capacity, uint8_t **out)
+{
+    pst_transcoding req;
+    memset(&req, 0, sizeof req);
+    req.data = data;
+    req.size = size;
+    req.interval = interval;
+    req.max_pixels = MAX_PIXELS;
+    req.capacity = capacity;
+    req.out = malloc(capacity ? capacity : 1);
+    *out = req.out;
+    return pst_transcode(&req) == PST_DONE ? req.needed : 0;
+}
+
+typedef struct {
+    const uint8_t *data[2];
+    size_t size[2];
+    long interval; /* of the second one */
+} pair;
+
+static void open_file(j_decompress_ptr cinfo, const uint8_t *data, size_t size)
+{
+    jpeg_mem_src(cinfo, data, (unsigned long)size);
+    for (int marker = JPEG_APP0; marker < JPEG_APP0 + 16; marker++)
+        jpeg_save_markers(cinfo, marker, 0xFFFF);
+    jpeg_save_markers(cinfo, JPEG_COM, 0xFFFF);
+    jpeg_read_header(cinfo, TRUE);
+}
+
+static void compare_headers(j_decompress_ptr a, j_decompress_ptr b)
+{
+    EXPECT(a->image_width == b->image_width && a->image_height == b->image_height, "another size");
+    EXPECT(a->num_components == b->num_components && a->jpeg_color_space == b->jpeg_color_space, "other colours");
+    for (int i = 0; i < a->num_components; i++) {
+        const jpeg_component_info *p = &a->comp_info[i], *q = &b->comp_info[i];
+        EXPECT(p->component_id == q->component_id, "another name of a component");
+        EXPECT(p->h_samp_factor == q->h_samp_factor && p->v_samp_factor == q->v_samp_factor, "other sampling factors");
+        for (int k = 0; k < DCTSIZE2; k++)
+            EXPECT(p->quant_table->quantval[k] == q->quant_table->quantval[k], "another factor of quantisation");
+    }
+}
+
+static void compare_coefficients(j_decompress_ptr a, jvirt_barray_ptr *of_a, j_decompress_ptr b, jvirt_barray_ptr *of_b)
+{
+    for (int i = 0; i < a->num_components; i++)
+        for (JDIMENSION y = 0; y < a->comp_info[i].height_in_blocks; y++) {
+            JBLOCKARRAY p = a->mem->access_virt_barray((j_common_ptr)a, of_a[i], y, 1, FALSE);
+            JBLOCKARRAY q = b->mem->access_virt_barray((j_common_ptr)b, of_b[i], y, 1, FALSE);
+            EXPECT(!memcmp(p[0], q[0], a->comp_info[i].width_in_blocks * sizeof(JBLOCK)),
+                   "other coefficients in row %u of component %d", y, i);
+        }
+}
+
+static void compare_segments(j_decompress_ptr a, j_decompress_ptr b)
+{
+    jpeg_saved_marker_ptr p = a->marker_list, q = b->marker_list;
+    for (; p && q; p = p->next, q = q->next)
+        EXPECT(p->marker == q->marker && p->data_length == q->data_length && !memcmp(p->data, q->data, p->data_length),
+               "another segment 0x%02x", p->marker);
+    EXPECT(!p && !q, "more or fewer segments");
+}
+
+static enum pst_outcome compare_second(j_decompress_ptr b, void *argument);
+
+typedef struct {
+    pair *files;
+    j_decompress_ptr first;
+    jvirt_barray_ptr *coefficients;
+} comparison;
+
+static enum pst_outcome run(pst_libjpeg_work *work, void *argument)
+{
+    char message[JMSG_LENGTH_MAX] = "";
+    pst_libjpeg lib;
+    memset(&lib, 0, sizeof lib);
+    lib.message = message;
+    lib.max_scans = 200;
+    const enum pst_outcome outcome = pst_libjpeg_run(&lib, work, argument);
+    EXPECT(outcome == PST_DONE, "libjpeg: %s", message);
+    return outcome;
+}
+
+static enum pst_outcome compare_first(j_decompress_ptr a, void *argument)
+{
+    comparison c = {argument, a, NULL};
+    open_file(a, c.files->data[0], c.files->size[0]);
+    c.coefficients = jpeg_read_coefficients(a);
+    return run(compare_second, &c);
+}
+
+static enum pst_outcome compare_second(j_decompress_ptr b, void *argument)
+{
+    comparison *c = argument;
+    open_file(b, c->files->data[1], c->files->size[1]);
+    compare_headers(c->first, b);
+    EXPECT(b->restart_interval == (unsigned)c->files->interval || c->files->interval < 0, "another interval: %u",
+           b->restart_interval);
+    compare_coefficients(c->first, c->coefficients, b, jpeg_read_coefficients(b));
+    compare_segments(c->first, b);
+    jpeg_finish_decompress(b);
+    return PST_DONE;
+}
+
+/* The pixels of a box of both files. */
+static void compare_pixels(const pst_request *asked, const pair *files, int own, long step)
+{
+    pst_request req[3]; /* the third: the second one with entries */
+    enum pst_outcome outcome[3];
+    size_t entries_size = 0;
+    uint8_t *entries = NULL;
+    for (int i = 0; i < 3; i++) {
+        req[i] = *asked;
+        req[i].data = files->data[i > 0];
+        req[i].size = files->size[i > 0];
+        req[i].own = own;
+    }
+    pst_request made = req[1];
+    made.step = step;
+    if (pst_entries(&made) == PST_TOO_SMALL) {
+        made.out = entries = malloc(made.needed);
+        made.capacity = entries_size = made.needed;
+        EXPECT(pst_entries(&made) == PST_DONE, "no entries of a file without damage");
+        req[2].entries = entries;
+        req[2].entries_size = entries_size;
+    }
+    for (int i = 0; i < 3; i++)
+        outcome[i] = fuzz_decode(&req[i]);
+    for (int i = 1; i < 3; i++) {
+        EXPECT(outcome[0] == outcome[i], "outcome %d, and behind it %d", outcome[0], outcome[i]);
+        if (outcome[0] == PST_DONE) {
+            EXPECT(req[0].width == req[i].width && req[0].height == req[i].height && req[0].x == req[i].x &&
+                       req[0].y == req[i].y,
+                   "another part was decoded");
+            EXPECT(!memcmp(req[0].out, req[i].out, req[0].needed), "other pixels, own decoder %d, entries %d", own,
+                   i == 2);
+        }
+    }
+    for (int i = 0; i < 3; i++)
+        free(req[i].out);
+    free(entries);
+}
+
+static void check(fuzz_input *in)
+{
+    static const long intervals[] = {-1, 0, 1, 2, 3, 4, 7, 65535};
+    const long interval = intervals[fuzz_number(in, 7)];
+    const size_t small = (size_t)(fuzz_number(in, 255) | fuzz_number(in, 255) << 8) % (in->size + 64);
+    uint8_t *part, *result, *again;
+    const size_t size = transcode(in->data, in->size, interval, small, &part);
+    if (size) {
+        const size_t second = transcode(in->data, in->size, interval, size, &result);
+        EXPECT(size == second, "%zu bytes, and then %zu", size, second);
+        pair files = {{in->data, result}, {in->size, size}, interval};
+        run(compare_first, &files);
+
+        EXPECT(transcode(result, size, interval, size, &again) == size, "the second time, it has another size");
+        EXPECT(!memcmp(result, again, size), "the second time, it is not the same");
+        free(again);
+
+        pst_request asked;
+        memset(&asked, 0, sizeof asked);
+        asked.max_pixels = MAX_PIXELS;
+        asked.channels = fuzz_number(in, 1) ? 1 : 3;
+        asked.simd = 1;
+        const long step = 1 + fuzz_number(in, 6);
+        pst_request header = asked;
+        header.data = result;
+        header.size = size;
+        pst_decode(&header);
+        compare_pixels(&asked, &files, 0, step);
+        fuzz_box(in, &asked, header.image_width, header.image_height);
+        asked.target_width = fuzz_number(in, 16);
+        asked.target_height = 1 + fuzz_number(in, 16);
+        compare_pixels(&asked, &files, 1, step);
+        free(result);
+    }
+    free(part);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    fuzz_input in;
+    if (fuzz_open(&in, data, size)) {
+        check(&in);
+        fuzz_close(&in);
+    }
+    return 0;
+}
