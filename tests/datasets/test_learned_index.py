@@ -21,8 +21,7 @@ import penstock as ps
 from penstock import DataLoader, ImageDataset, Manifest
 from penstock.errors import ManifestError, ManifestIOError
 from penstock.images import native
-from penstock.images.entries import ROW, TABLE, write_index
-from penstock.images.learned_index import LearnedIndex, find_index, learned_path
+from penstock.images.entries import ROW, TABLE, ImageIndex, find_index, learned_path, write_index
 from penstock.images.transforms import RandomResizedCrop
 
 pytestmark = [
@@ -97,13 +96,14 @@ def test_what_one_epoch_learns_the_next_uses(manifest: Manifest, how: dict[str, 
 
 def test_an_image_is_known_to_all_as_soon_as_it_is_kept(manifest: Manifest) -> None:
     here, there, read = find_index(manifest, learn=True), find_index(manifest, learn=True), find_index(manifest)
-    assert isinstance(here, LearnedIndex)
-    assert isinstance(there, LearnedIndex)
+    assert here.learns
+    assert there.learns
+    assert not read.learns
     data = Path(manifest[3].path).read_bytes()
     assert read.entries(3, data) is None
     made = here.entries(3, data)
     assert made == native.entries_of(data)
-    there.keeps = False
+    there.learns = False
     assert there.entries(3, data) == read.entries(3, data) == made
     assert pickle.loads(pickle.dumps(here)).entries(3, data) == made
     nothing = Path(manifest[N - 2].path).read_bytes()
@@ -164,7 +164,7 @@ def test_a_changed_file_and_a_damaged_row_are_learned_anew(manifest: Manifest) -
 
 def test_one_that_was_made_is_used_first(manifest: Manifest) -> None:
     learned = find_index(manifest, learn=True)
-    assert not isinstance(find_index(manifest), LearnedIndex)
+    assert not find_index(manifest).learns
     assert find_index(manifest).path == learned.path
     report = write_index(manifest)
     assert find_index(manifest).path == report.path
@@ -231,7 +231,7 @@ def test_one_that_was_replaced_keeps_nothing_more(manifest: Manifest) -> None:
 def test_one_that_is_cut_off_meanwhile_ends_nothing(manifest: Manifest, how: dict[str, Any], size: int) -> None:
     expected = epoch(dataset(manifest, None))
     data = dataset(manifest)
-    assert isinstance(data.load.index, LearnedIndex)
+    assert data.load.index.learns
     batches = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*truncated while it was open.*decode to the same pixels")
@@ -262,7 +262,7 @@ def test_a_folder_that_cannot_be_written_to(manifest: Manifest, tmp_path: Path) 
     (tmp_path / "file").write_text("no folder")
     bad = Manifest.open(tmp_path / "train.txt", root=tmp_path, cache_dir=tmp_path / "manifest")
     with pytest.raises(ManifestIOError, match="file"):
-        LearnedIndex(bad.whole_fingerprint, N, "a.entries", str(tmp_path / "file"))
+        ImageIndex.learn("a.entries", str(tmp_path / "file"), bad.whole_fingerprint, N)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
@@ -272,7 +272,7 @@ def test_a_full_disk_is_said_once(manifest: Manifest, tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     try:
-        index = LearnedIndex(manifest.whole_fingerprint, N, "a.entries", str(small))
+        index = ImageIndex.learn("a.entries", str(small), manifest.whole_fingerprint, N)
         files = [Path(record.path).read_bytes() for record in manifest.records(range(JPEGS))]
         with pytest.warns(UserWarning, match="cannot keep entries") as caught:
             found = [index.entries(row, data) for row, data in enumerate(files)]

@@ -97,7 +97,7 @@ class TestMaking:
             write_index(manifest[4:])
         (tmp_path / "4.jpg").unlink()
         with pytest.raises(
-            ImageError, match=r"nothing is written; the first of 2 images that cannot be read: .*4\.jpg"
+            ImageError, match=r"none of 2 images .*nothing is written: 1 cannot be read, the first: .*4\.jpg"
         ):
             write_index(manifest[4:])
         assert not list(tmp_path.glob("*.entries")) + list(tmp_path.glob(".*.tmp"))
@@ -180,7 +180,7 @@ class TestOtherData:
             except (ManifestError, StateError):
                 assert bit < 8 * entries_module.TABLE
                 return
-        assert found is None or (found == right and 56 * 8 <= bit < 64 * 8)  # zeros between header and table
+        assert found is None
         changed = bytearray(data)
         bit = draw.draw(st.integers(0, 8 * len(data) - 1), label="bit of the file")
         changed[bit // 8] ^= 1 << bit % 8

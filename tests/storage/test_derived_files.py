@@ -26,7 +26,7 @@ from video_support import write_video
 
 import penstock as ps
 from penstock.errors import DataFileIOError
-from penstock.images.learned_index import LearnedIndex
+from penstock.images.entries import ImageIndex
 from penstock.storage import cache_root, derived, file_lock
 from penstock.storage.derived import KINDS, DerivedFile, clear, derived_files, derived_path, evict, write_derived
 from penstock.tools.cli.app import app
@@ -96,7 +96,7 @@ def make_all(server: Any) -> dict[str, Any]:
         "lengths": ps.PackedDataset(table, 16, lengths="n", **WHOLE).lengths,
         "packs": ps.PackedDataset(table, 16, lengths="n", order="block", block_size=10_000, **WHOLE),
         "tokens": ps.DocumentDataset("a.bin", dtype="uint16", end_token=0, **WHOLE),
-        "entries": LearnedIndex("0" * 32, 5, "a.entries", None),
+        "entries": ImageIndex.learn("a.entries", None, "0" * 32, 5),
         "clips": ps.VideoDataset(write_video("a.mp4", 4), **WHOLE),
         "manifests": ps.Manifest.open(Path("list.parquet"), cache_dir=cache_root() / "manifests"),
         "folders": ps.open("images", **WHOLE),

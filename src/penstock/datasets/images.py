@@ -19,8 +19,7 @@ from penstock.datasets.source_dataset import Empty, SourceDataset, SourceWrapper
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
 from penstock.images.decode import MAX_PIXELS
-from penstock.images.entries import ImageIndex
-from penstock.images.learned_index import find_index
+from penstock.images.entries import ImageIndex, find_index
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
 from penstock.manifest import Manifest

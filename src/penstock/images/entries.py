@@ -8,72 +8,72 @@ and stores the result of `native.entries_of`. A crop is then decoded from the ne
     index = ImageIndex.open(report.path, manifest)
     entries = index.entries(row, data)      # for `decode_region(data, ..., entries=entries)`; None: no entries
 
+Or entries are learned while images are decoded, for later epochs and other processes:
+
+    index = find_index(manifest, learn=True)        # as in `ImageDataset(index="learn")`
+    entries = index.entries(row, data)              # known entries; others are computed and stored
+
 The file is a header, a table with a row per manifest row, and the entries (all little-endian):
 
     byte 0    magic, version, step, rows, file size, fingerprint     8s I I q q 16s   (size -1: the file grows)
     byte 48   xxh3_64 of the bytes before                            Q
-    byte 64   per row: offset, hash, number of bytes                 Q Q I  (0 bytes: no entries)
+    byte 64   per row: offset, hash, number of bytes                 Q Q I  (0 bytes: no entries; zeros: not scanned)
 
 The hash is that of the image file's bytes, seeded with the hash of the entries. So damaged entries, and entries of
 another file or of an older version of it, are detected at every use and never cause wrong pixels. The fingerprint is
 the whole manifest's, so the index of another manifest is refused (`StateError`). The index of a tar shard has the same
 format, with the fingerprint of the shard and a row per sample (`penstock.shards.entries`).
-`penstock.images.learned_index` builds such a file while images are decoded.
+
+A file that grows begins as a header and a sparse table of zeros. The entries of an image are appended by one write,
+and then its row is written, also for an image without entries. Any number of processes and threads may write at once,
+without locks: the hash detects concurrent and truncated writes, and changed images, and their entries are learned
+again. If the file cannot be read or written any more, a warning is issued and decoding continues without it.
 
 Memory: `write_index` uses 20 bytes per row; an open index uses none and is read with two system calls per image.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
 
-from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, StateError
+from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, PenstockError, StateError
 from penstock.images import native
 from penstock.images.decode import read_bytes
-from penstock.manifest import Manifest, Record
-from penstock.storage import File, Storage, io_error, write_atomically
+from penstock.manifest import Manifest
+from penstock.storage import File, io_error, is_remote, write_atomically
+from penstock.storage.derived import count_growth, derived_path, load_or_write
 from penstock.threads import map_blocks
 from penstock.warn_once import WarnOnce
 
 __all__ = [
-    "MAX_ERRORS",
-    "ROW",
-    "STEP",
-    "TABLE",
-    "ImageEntries",
-    "ImageIndex",
-    "IndexReport",
-    "IndexWriter",
-    "Origin",
-    "UnreadImage",
-    "compute_entries",
-    "index_path",
-    "pack_header",
-    "whole_rows",
-    "write_index",
+    *("MAX_ERRORS", "ROW", "STEP", "TABLE", "ImageEntries", "ImageIndex", "IndexReport", "IndexWriter", "Origin"),
+    *("UnreadImage", "compute_entries", "find_index", "index_path", "learned_path", "write_index"),
 ]
 
 MAX_ERRORS = 1000
 """The maximum number of unreadable images that a report lists."""
 STEP = 8
 """The default distance of entries in MCUs."""
-_BLOCK = 64  # rows per task: entries stay in memory until earlier blocks are written
-_MAGIC, _VERSION = b"PSENTRY\0", 1
-_HEAD = struct.Struct("<8sIIqq16s")
-_CHECKSUM = struct.Struct("<Q")
 TABLE = 64
 """Offset of the table in bytes."""
 ROW = struct.Struct("<QQI")
-"""A row of the table: offset, hash, bytes. Zeros: the image was not scanned; a hash with 0 bytes: it has no entries."""
-_GROWS = -1  # size in the header of a file that grows
+"""A row of the table: offset, hash, bytes."""
 _ROWS = np.dtype([("offset", "<u8"), ("hash", "<u8"), ("bytes", "<u4")])
+_MAGIC, _VERSION, _GROWS = b"PSENTRY\0", 1, -1
+_HEAD = struct.Struct("<8sIIqq16sQ8x")
+_BLOCK = 64  # rows per task: entries stay in memory until earlier blocks are written
+
+Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Origin(NamedTuple):
@@ -116,29 +116,19 @@ class ImageEntries(NamedTuple):
     entries: bytes
     hash: int
 
-    @classmethod
-    def of(cls, data: bytes | bytearray | memoryview, entries: bytes) -> ImageEntries:
-        """Return an object for these entries of these image bytes."""
-        return cls(entries, _hash(data, entries))
-
-    def is_of(self, data: bytes | bytearray | memoryview) -> bool:
+    def is_of(self, data: Data) -> bool:
         """Return whether the entries belong to these image bytes."""
-        return _hash(data, self.entries) == self.hash
+        return self.hash == _hash(data, self.entries)
 
 
-class _Block(NamedTuple):
-    """The result for a block of images."""
-
-    entries: list[tuple[int, ImageEntries]]
-    """(row, entries) of the images with entries."""
-    nbytes: int
-    errors: list[UnreadImage]
+def _hash(data: Data, entries: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data, seed=xxhash.xxh3_64_intdigest(entries))
 
 
-def compute_entries(data: bytes | bytearray | memoryview, step: int = STEP) -> ImageEntries | None:
-    """Compute the entries of an image file; None if it has none. Cost: two fifths of a decode."""
-    entries = native.entries_of(data, step=step)
-    return None if entries is None else ImageEntries.of(data, entries)
+def compute_entries(data: Data, step: int = STEP) -> ImageEntries:
+    """Compute the entries of an image file, which may have none. Cost: two fifths of a decode."""
+    entries = native.entries_of(data, step=step) or b""
+    return ImageEntries(entries, _hash(data, entries))
 
 
 def index_path(manifest: Manifest) -> Path:
@@ -154,6 +144,58 @@ def index_path(manifest: Manifest) -> Path:
         )
     source = Path(manifest.sources[0])
     return source.with_name(source.name + ".entries")
+
+
+def learned_path(manifest: Manifest) -> Path:
+    """Return the path of a manifest's learned index: in its ``cache_dir``, or in the user's cache.
+
+    Raises `ManifestIOError` if there is no cache folder.
+    """
+    return _path_of(*_learned_place(manifest))
+
+
+def _learned_place(manifest: Manifest) -> tuple[str, str | None]:
+    root, name = manifest.root, manifest.whole_fingerprint
+    if root is not None:  # the same list may refer to different images below another root
+        place = root if is_remote(root) else os.path.abspath(root)
+        name += f"-{xxhash.xxh3_64_hexdigest(os.fsencode(place))}"
+    return name + ".entries", manifest.cache_dir
+
+
+def _path_of(name: str, cache_dir: str | None) -> Path:
+    try:
+        return derived_path("entries", name) if cache_dir is None else Path(cache_dir) / name
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise io_error(name, error, "there is no cache folder for") from error
+
+
+def find_index(manifest: Manifest, *, learn: bool = False) -> ImageIndex:
+    """Open the index of a manifest: the one beside it, else the learned one.
+
+    With `learn` both are used, and unknown entries are learned. Then the index beside the manifest is ignored if it is
+    damaged, with a warning, or belongs to an older version of the manifest.
+
+    Raises `ManifestIOError` if there is no index, or if a learned one cannot be created, `ManifestError` for a damaged
+    one, `StateError` for the index of another manifest, and `ConfigError` on systems without learning (Windows).
+    """
+    has_file = len(manifest.sources) == 1 and index_path(manifest).exists()
+    if not learn:
+        found = learned_path(manifest)
+        return ImageIndex.open(found if found.exists() and not has_file else index_path(manifest), manifest)
+    complete = None
+    try:
+        with contextlib.suppress(StateError):
+            complete = ImageIndex.open(index_path(manifest), manifest) if has_file else None
+    except ManifestError as error:
+        warnings.warn(f"{error}. Entries are learned instead", stacklevel=3)
+    return ImageIndex.learn(*_learned_place(manifest), manifest.whole_fingerprint, _whole_rows(manifest), complete)
+
+
+def _whole_rows(manifest: Manifest) -> int:
+    """Return the number of rows of the whole manifest, even for a view."""
+    return sum(part.rows for part in manifest.parts)
 
 
 def write_index(
@@ -181,26 +223,41 @@ def write_index(
     if not 1 <= step <= 65535:
         raise ConfigError(f"step must be from 1 to 65,535 MCUs, not {step}")
     target = index_path(manifest) if path is None else Path(path)
-    _check_target(target)
-    storage, images = manifest.storage, len(manifest)
+    with contextlib.suppress(OSError), target.open("rb") as existing:  # if it cannot be read, writing reports why
+        if existing.read(len(_MAGIC)) not in (b"", _MAGIC):
+            raise ConfigError(f"{target} exists and is not an index of entries: choose another path, or remove it")
 
-    def find(part: range) -> _Block:
-        return _entries_of(manifest.records(part), step, storage)
+    def scan(part: range) -> list[UnreadImage | tuple[int, int, ImageEntries]]:
+        """Return (row, size, entries) of each image."""
+        found: list[UnreadImage | tuple[int, int, ImageEntries]] = []
+        for record in manifest.records(part):
+            try:
+                data = read_bytes(record.path, storage=manifest.storage)
+                found.append((record.row, len(data), compute_entries(data, step)))
+            except ImageError as error:
+                found.append(UnreadImage(record.row, record.path, str(error)))
+        return found
 
+    images, nbytes, unread, errors = len(manifest), 0, 0, list[UnreadImage]()
     try:
         with write_atomically(target) as file:
-            writer = IndexWriter(file, whole_rows(manifest))
-            nbytes, unread, errors = 0, 0, list[UnreadImage]()
-            for part, found in map_blocks(find, images, block=_BLOCK, workers=workers):
-                for row, entries in found.entries:
-                    writer.add(row, entries)
-                nbytes += found.nbytes
-                unread += len(found.errors)
-                errors.extend(found.errors[: MAX_ERRORS - len(errors)])
+            writer = IndexWriter(file, _whole_rows(manifest))
+            for part, found in map_blocks(scan, images, block=_BLOCK, workers=workers):
+                for image in found:
+                    if isinstance(image, UnreadImage):
+                        unread += 1
+                        errors += [image] if len(errors) < MAX_ERRORS else []
+                    else:
+                        row, size, entries = image
+                        nbytes += size
+                        writer.add(row, entries)
                 if progress is not None:
                     progress(part.stop, images)
             if not writer.indexed:
-                raise _nothing(images, errors)
+                reason = "only baseline JPEGs without restart markers have entries"
+                if errors:
+                    reason = f"{unread:,} cannot be read, the first: {errors[0].message}"
+                raise ImageError(f"none of {images:,} images has entries, so nothing is written: {reason}")
             writer.finish(step, manifest.whole_fingerprint)
     except ManifestIOError:  # reading the manifest failed
         raise
@@ -210,19 +267,8 @@ def write_index(
     return IndexReport(target, images, writer.indexed, nbytes, unread, errors)
 
 
-def _check_target(path: Path) -> None:
-    """Refuse to overwrite a file that is not an index, such as a manifest."""
-    try:
-        with path.open("rb") as file:
-            found = file.read(len(_MAGIC))
-    except OSError:
-        return  # it does not exist, or writing will report the error
-    if found not in (b"", _MAGIC):
-        raise ConfigError(f"{path} exists and is not an index of entries: choose another path, or remove it")
-
-
 class IndexWriter:
-    """Writes an index to a file: first the entries, then table and header at the start."""
+    """Writes a complete index to a file: first the entries, then table and header at the start."""
 
     def __init__(self, file: BinaryIO, rows: int) -> None:
         self._file, self._table = file, np.zeros(rows, _ROWS)
@@ -232,44 +278,65 @@ class IndexWriter:
         file.seek(self._end)
 
     def add(self, row: int, found: ImageEntries) -> None:
-        """Write the entries of a row's image."""
-        self._table[row] = self._end, found.hash, len(found.entries)
-        self._end += self._file.write(found.entries)
-        self.indexed += 1
+        """Write the entries of a row's image, if it has any."""
+        if found.entries:
+            self._table[row] = self._end, found.hash, len(found.entries)
+            self._end += self._file.write(found.entries)
+            self.indexed += 1
 
     def finish(self, step: int, fingerprint: str) -> None:
         """Write header and table."""
         self._file.seek(0)
-        self._file.write(pack_header(fingerprint, len(self._table), step, size=self._end))
+        self._file.write(_header(fingerprint, len(self._table), step, self._end))
         self._file.write(self._table.tobytes())
 
 
-class ImageIndex:
-    """An open index with the entries of a manifest's or a shard's images.
+def _header(fingerprint: str, rows: int, step: int, size: int) -> bytes:
+    fields = _MAGIC, _VERSION, step, rows, size, bytes.fromhex(fingerprint)
+    return _HEAD.pack(*fields, xxhash.xxh3_64_intdigest(_HEAD.pack(*fields, 0)[:48]))
 
-    Safe in threads and after a fork. A pickle contains only the path and the expected fingerprint.
+
+class ImageIndex:
+    """An open index with the entries of a manifest's or a shard's images. It is complete, or it learns missing entries.
+
+    Safe in threads and after a fork. A pickle contains only the path and the expected fingerprint. That of an index
+    that learns contains its name, so it refers to the cache of the machine that loads it.
     """
+
+    learns: bool = False
+    """Whether missing entries are computed and stored: False once writing failed."""
+    _learned: tuple[str, str | None, ImageIndex | None] | None = None
+    """Of an index that learns: its name, its folder if not the user's cache, and the index that is searched first."""
 
     def __init__(
         self, path: Path, fingerprint: str, rows: int, of: Origin = _MANIFEST, *, once: WarnOnce | None = None
     ) -> None:
-        """Use `ImageIndex.open`. Indexes with the same `once` share one warning."""
-        self.path = path
-        self.fingerprint = fingerprint
-        """Fingerprint of the whole manifest or of the shard."""
-        self.rows = rows
+        """Use `ImageIndex.open` or `find_index`. Indexes with the same `once` share one warning."""
+        self.path, self.fingerprint, self.rows = path, fingerprint, rows
         self._of = of
+        self._once = WarnOnce() if once is None else once
         try:
             self._file = File(str(path))
         except ManifestIOError as error:
             failed = ManifestIOError(f"no index of entries (build one with: {of.make}): {error}")
             failed.errno = error.errno
             raise failed from error
-        self.step, size = _check_header(self._file, fingerprint, rows, of)
+        head = self._file.read(TABLE, 0).ljust(TABLE)
+        _, _, step, found_rows, size, found, _ = _HEAD.unpack(head)
+        if head != _header(found.hex(), found_rows, step, size):
+            raise self._damaged(f"its header is invalid, or its version is not {_VERSION}")
+        if size not in (_GROWS, self._file.size):
+            raise self._damaged(f"it should have {size} bytes and has {self._file.size}")
+        if found.hex() != fingerprint or found_rows != rows:
+            raise StateError(
+                f"{str(path)!r} belongs to another {of.name} or an older version of it: it has {found_rows} rows and "
+                f"the fingerprint {found.hex()}, the {of.name} {rows} rows and {fingerprint}; build it again with: "
+                f"{of.make}"
+            )
+        if self._file.size < TABLE + rows * ROW.size:
+            raise self._damaged("its table is truncated")
+        self.step: int = step
         """Distance of entries in MCUs."""
-        self.grows = size == _GROWS
-        """Whether new entries are appended to the file; see `penstock.images.learned_index`."""
-        self._once = WarnOnce() if once is None else once
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], manifest: Manifest) -> ImageIndex:
@@ -278,27 +345,71 @@ class ImageIndex:
         Raises `ManifestIOError` (missing), `ManifestError` (another kind of file, or damaged), `StateError` (another
         manifest).
         """
-        return cls(Path(path), manifest.whole_fingerprint, whole_rows(manifest))
+        return cls(Path(path), manifest.whole_fingerprint, _whole_rows(manifest))
+
+    @classmethod
+    def learn(
+        cls, name: str, cache_dir: str | None, fingerprint: str, rows: int, complete: ImageIndex | None = None
+    ) -> ImageIndex:
+        """Open the index called `name` in the user's cache or in `cache_dir`, or create it, to add missing entries.
+
+        The index `complete` is searched first. Without the C extension nothing is learned. Raises `ConfigError` on
+        Windows, `ManifestIOError` if the file cannot be read or created.
+        """
+        if not hasattr(os, "pwrite"):
+            raise ConfigError("entries cannot be learned on this system: build an index with penstock images index")
+        path = _path_of(name, cache_dir)
+
+        def load(path: Path) -> ImageIndex | None:
+            try:
+                return cls(path, fingerprint, rows)
+            except (ManifestError, StateError):
+                return None
+
+        def write(file: BinaryIO) -> None:
+            file.write(_header(fingerprint, rows, STEP, _GROWS))
+            file.truncate(TABLE + rows * ROW.size)  # a hole, which takes no disk space
+
+        try:
+            index = load_or_write([path], load, write)
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise io_error(path, error, "cannot write an index of entries to") from error
+        index._learned, index.learns = (name, cache_dir, complete), True
+        try:
+            index._write(b"", TABLE)
+        except OSError as error:
+            index._stop(str(io_error(path, error, "cannot keep entries in")))
+        return index
 
     def __len__(self) -> int:
         return self.rows
 
-    def __reduce__(self) -> tuple[type[ImageIndex], tuple[Path, str, int, Origin]]:
-        return ImageIndex, (self.path, self.fingerprint, self.rows, self._of)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._learned is None:
+            return ImageIndex, (self.path, self.fingerprint, self.rows, self._of)
+        name, cache_dir, complete = self._learned
+        return ImageIndex.learn, (name, cache_dir, self.fingerprint, self.rows, complete)
 
     def __repr__(self) -> str:
         return f"ImageIndex({str(self.path)!r})"
 
-    def entries(self, row: int, data: bytes | bytearray | memoryview) -> bytes | None:
+    def entries(self, row: int, data: Data) -> bytes | None:
         """Return the entries of an image for `decode_region`; None if it has none.
 
         `data` is the whole image file. `row` is the row in the whole manifest (`Record.row`), or the number of the
-        sample in the shard. Entries of other bytes are not returned; a warning is issued once per process.
+        sample in the shard. Entries of other bytes are not returned: a warning is issued once per process, or, if the
+        index learns, they are computed anew.
 
-        Raises `IndexError` for a row out of range, `ManifestError` if the index was truncated meanwhile.
+        Raises `IndexError` for a row out of range, `ManifestError` if the index was truncated meanwhile and does not
+        learn.
 
-        Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB.
+        Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB. Learning: two fifths of a decode,
+        once per image.
         """
+        if self._learned is not None:
+            return self._entries_or_learn(row, data)
         found = self._find(row)
         if found is None or found.is_of(data):
             return (found and found.entries) or None
@@ -308,7 +419,7 @@ class ImageIndex:
         )
         return None
 
-    def is_of(self, row: int, data: bytes | bytearray | memoryview) -> bool:
+    def is_of(self, row: int, data: Data) -> bool:
         """Return whether a row's entries, if it has any, belong to these bytes. Raises as `entries` does."""
         found = self._find(row)
         return found is None or found.is_of(data)
@@ -319,7 +430,7 @@ class ImageIndex:
             raise IndexError(f"row {row} is out of range for an index of {self.rows} rows: {self.path}")
         line = self._file.read(ROW.size, TABLE + row * ROW.size)
         if len(line) < ROW.size:
-            raise _damaged(self.path, "it was truncated while it was open", self._of)
+            raise self._damaged("it was truncated while it was open")
         offset, digest, size = ROW.unpack(line)
         if not size and not digest:
             return None
@@ -327,74 +438,56 @@ class ImageIndex:
         inside = offset + size <= self._file.size or offset + size <= self._file.size_now()
         return ImageEntries(self._file.read(size, offset) if inside else b"", digest)
 
-
-def whole_rows(manifest: Manifest) -> int:
-    """Return the number of rows of the whole manifest, even for a view."""
-    return sum(part.rows for part in manifest.parts)
-
-
-def pack_header(fingerprint: str, rows: int, step: int, *, size: int = _GROWS) -> bytes:
-    """Return the header; without `size`, the header of a file that grows."""
-    body = _HEAD.pack(_MAGIC, _VERSION, step, rows, size, bytes.fromhex(fingerprint))
-    return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(TABLE, b"\0")
-
-
-def _hash(data: bytes | bytearray | memoryview, entries: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(data, seed=xxhash.xxh3_64_intdigest(entries))
-
-
-def _entries_of(records: list[Record], step: int, storage: Storage | None) -> _Block:
-    entries: list[tuple[int, ImageEntries]] = []
-    errors: list[UnreadImage] = []
-    nbytes = 0
-    for record in records:
+    def _entries_or_learn(self, row: int, data: Data) -> bytes | None:
+        if bytes(data[:2]) != b"\xff\xd8":
+            return None  # other formats have no entries, and no row is needed for that
+        _, _, complete = self._learned
+        for index in (complete, self):
+            try:
+                found = None if index is None else index._find(row)
+            except ManifestError as error:  # it was truncated
+                self._stop(str(error))
+                continue
+            if found is not None and found.is_of(data):
+                return found.entries or None
+        if not self.learns or not native.is_available():
+            return None
+        found = compute_entries(data, self.step)
+        size, offset = len(found.entries), 0
         try:
-            data = read_bytes(record.path, storage=storage)
-        except ImageError as error:
-            errors.append(UnreadImage(record.row, record.path, str(error)))
-            continue
-        nbytes += len(data)
-        found = compute_entries(data, step)
-        if found is not None:
-            entries.append((record.row, found))
-    return _Block(entries, nbytes, errors)
+            if size:
+                offset = self._write(found.entries) - size
+            self._write(ROW.pack(offset, found.hash, size), TABLE + row * ROW.size)
+            if not count_growth(self.path, size):
+                self._stop(
+                    f"{self.path}: no more entries are stored: the cached files exceed half of the free disk space"
+                )
+        except OSError as error:
+            self._stop(str(io_error(self.path, error, "cannot keep entries in")))
+        return found.entries or None
 
+    def _write(self, data: bytes, position: int | None = None) -> int:
+        """Write bytes at a position, or append them; return the position after them."""
+        # With O_APPEND, Linux ignores the offset of pwrite.
+        flags = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) | (os.O_APPEND if position is None else 0)
+        # With a descriptor of its own, the position after a write is the end of this write, even if others append.
+        descriptor = os.open(self.path, flags)
+        try:
+            if not self._file.is_same(descriptor):
+                raise OSError(errno.ESTALE, "it was replaced")
+            count = os.write(descriptor, data) if position is None else os.pwrite(descriptor, data, position)
+            if count < len(data):
+                raise OSError(errno.ENOSPC, "the disk is full")
+            return os.lseek(descriptor, 0, os.SEEK_CUR)
+        finally:
+            os.close(descriptor)
 
-def _nothing(images: int, errors: list[UnreadImage]) -> ImageError:
-    """Return the error for a manifest without any entries."""
-    if errors:
-        return ImageError(
-            f"no image has entries, so nothing is written; the first of {images:,} images that cannot be read: "
-            f"{errors[0].message}"
+    def _stop(self, why: str) -> None:
+        self.learns = False
+        self._once.warn(f"{why}. Images without entries decode to the same pixels, but take longer")
+
+    def _damaged(self, what: str) -> ManifestError:
+        return ManifestError(
+            f"{str(self.path)!r} is not an index of entries, or is damaged: {what}; build it again with: "
+            f"{self._of.make}"
         )
-    return ImageError(
-        f"none of {images:,} images has entries, so nothing is written: only baseline JPEGs without restart markers "
-        "have entries"
-    )
-
-
-def _check_header(file: File, fingerprint: str, rows: int, of: Origin) -> tuple[int, int]:
-    """Check an index and its fingerprint, and return step and size from its header."""
-    head = file.read(TABLE, 0)
-    body = head[: _HEAD.size]
-    if len(head) < TABLE or _CHECKSUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(body):
-        raise _damaged(Path(file.path), "its header is invalid", of)
-    magic, version, step, found_rows, size, found = _HEAD.unpack(body)
-    if magic != _MAGIC or version != _VERSION:
-        raise _damaged(Path(file.path), f"its version is not {_VERSION}", of)
-    if size not in (_GROWS, file.size):
-        raise _damaged(Path(file.path), f"it should have {size} bytes and has {file.size}", of)
-    if found.hex() != fingerprint or found_rows != rows:
-        raise StateError(
-            f"{file.path!r} belongs to another {of.name} or an older version of it: it has {found_rows} rows and the "
-            f"fingerprint {found.hex()}, the {of.name} {rows} rows and {fingerprint}; build it again with: {of.make}"
-        )
-    if file.size < TABLE + rows * ROW.size:
-        raise _damaged(Path(file.path), "its table is truncated", of)
-    return int(step), int(size)
-
-
-def _damaged(path: Path, what: str, of: Origin) -> ManifestError:
-    return ManifestError(
-        f"{str(path)!r} is not an index of entries, or is damaged: {what}; build it again with: {of.make}"
-    )

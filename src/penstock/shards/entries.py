@@ -60,9 +60,8 @@ def write_entries(shard: str) -> int:
             writer = IndexWriter(out, len(index))
             for number in range(len(index)):
                 data = first_image(index, file, number)
-                found = None if data is None else compute_entries(data)
-                if found is not None:
-                    writer.add(number, found)
+                if data is not None:
+                    writer.add(number, compute_entries(data))
             file.check()
             writer.finish(STEP, index.header.fingerprint)
     except OSError as error:

@@ -88,7 +88,7 @@ def test_no_image_at_all_writes_nothing_and_leads_to_root(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ImageError, match=r"nothing is written; the first of 4 .*--root"):
+    with pytest.raises(ImageError, match=r"nothing is written: 4 cannot be read, the first: .*--root"):
         run(images)
     assert not Path(f"{images}.entries").exists()
 
