@@ -28,10 +28,10 @@ from _common import arguments, folder, parse, spread, table
 from _image_files import read_listing, write_listing
 from images_decode import Sample, random_box
 from penstock.errors import ImageError
-from penstock.images import exif
 from penstock.images.backends import BACKENDS, installed
 from penstock.images.decode import decode
 from penstock.images.files import is_image
+from penstock.images.headers import kind as kind_of
 from penstock.images.headers import size_of_file
 from penstock.images.region import decode_region
 
@@ -42,7 +42,7 @@ _FORMATS: dict[str, tuple[str, dict[str, int | bool]]] = {
     "WebP, quality 85": ("webp", {"quality": 85}),
     "WebP, lossless": ("webp", {"lossless": True, "method": 2}),
 }
-"""By title: `exif.kind`, and how Pillow writes it."""
+"""By title: `headers.kind`, and how Pillow writes it."""
 
 
 def encoded(path: str, kind: str, how: dict[str, int | bool]) -> bytes:
@@ -59,9 +59,9 @@ def own_files(where: Path, count: int) -> tuple[str, list[bytes]]:
     """The files of the most frequent format below a folder, `count` at most, spread evenly over its sorted paths."""
     paths = sorted(path for path in where.rglob("*") if is_image(path.name) and path.is_file())
     chosen = [path.read_bytes() for path in paths[:: max(1, len(paths) // count)][:count]]
-    kinds = Counter(kind for data in chosen if (kind := exif.kind(data)) != "other")
+    kinds = Counter(kind for data in chosen if (kind := kind_of(data)) != "other")
     kind = kinds.most_common(1)[0][0] if kinds else ""
-    good = [data for data in chosen if exif.kind(data) == kind and works(data, kind)]
+    good = [data for data in chosen if kind_of(data) == kind and works(data, kind)]
     if not good:
         raise SystemExit(f"{where}: no images that all libraries decode")
     print(f"{len(paths)} images, of which {len(good)} are measured, and {len(chosen) - len(good)} are left out")

@@ -26,10 +26,10 @@ import simplejpeg
 from header_mutants import mutants
 
 from penstock.errors import ImageError
-from penstock.images import exif
 from penstock.images.backends import BACKENDS, installed
 from penstock.images.decode import decode
 from penstock.images.headers import TruncatedHeader, size_from_header
+from penstock.images.headers import kind as kind_of
 from penstock.images.region import decode_region
 
 MAX_PIXELS = 1 << 20
@@ -85,7 +85,7 @@ def main(kind: str, seed: int, count: int, every: int) -> dict[str, Any]:
             continue
         made = 0
         for name in names:
-            if name in BACKENDS and not BACKENDS[name].reads(exif.kind(data)):
+            if name in BACKENDS and not BACKENDS[name].reads(kind_of(data)):
                 continue
             before, start = resident(), time.process_time()
             try:

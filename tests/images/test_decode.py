@@ -14,6 +14,7 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from penstock.errors import ImageError
 from penstock.images.decode import decode, image_size, read_bytes, read_image
@@ -271,9 +272,27 @@ class TestSizeOfFile:
         with pytest.raises(ImageError, match=r"zero\.png.*0 x 40"):
             image_size(path)
 
-    def test_tiff_is_decoded_for_its_size(self, tmp_path: Path) -> None:
-        path = tmp_path / "image.tiff"
-        path.write_bytes(encoded(".tiff", picture(30, 50)))
+    @pytest.mark.parametrize("extension", [".tiff", ".jp2"])
+    def test_a_directory_behind_the_pixels(
+        self, extension: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / f"image{extension}"
+        noise = np.random.default_rng(0).integers(0, 256, (300, 500, 3), np.uint8)
+        whole = encoded(extension, noise)
+        path.write_bytes(whole)
+        monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("it was decoded"))
+        assert len(whole) > 65536
+        assert image_size(path) == (500, 300)
+        if extension == ".tiff":
+            directory = struct.unpack_from("<I", whole, 4)[0]
+            assert directory > 65536
+            path.write_bytes(whole[: directory + 20])
+            with pytest.raises(ImageError, match=r"image\.tiff.*truncated: no image size"):
+                image_size(path)
+
+    def test_avif_is_decoded_for_its_size(self, tmp_path: Path) -> None:
+        path = tmp_path / "image.avif"
+        Image.fromarray(picture(30, 50)).save(path)
         assert image_size(path) == (50, 30)
 
 

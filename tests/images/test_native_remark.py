@@ -18,7 +18,7 @@ from jpeg_support import FAR, LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise
 from PIL import Image
 
 from penstock.images import native
-from penstock.images.exif import orientation
+from penstock.images.headers import orientation
 from penstock.images.jpeg import segments
 from penstock.images.region import decode_region
 

@@ -37,10 +37,12 @@ import numpy.typing as npt
 import simplejpeg
 
 from penstock.errors import ConfigError
-from penstock.images import exif, jpeg, native
-from penstock.images.limits import Limit, TooManyPixels, check_jpeg, check_without_call, open_pillow
+from penstock.images import jpeg, native
+from penstock.images.headers import kind as kind_of
+from penstock.images.headers import orientation
+from penstock.images.limits import Limit, TooManyPixels, check_jpeg, check_opencv, open_pillow
 
-__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed"]
+__all__ = ["BACKENDS", "TOLERANCE", "Backend", "choose", "installed", "oriented"]
 
 Image: TypeAlias = npt.NDArray[np.uint8]
 Data: TypeAlias = bytes | bytearray | memoryview
@@ -60,13 +62,13 @@ class Backend:
     module: str
     """The module that must be importable."""
     formats: frozenset[str] | None
-    """Names of `exif.kind`; `None` means all that the library supports."""
+    """Names of `headers.kind`; `None` means all that the library supports."""
     decode: Callable[[Data, int, bool, Limit], Image]
     partial: frozenset[str] = frozenset()
     """The formats that it decodes in part if a file is truncated or damaged."""
 
     def reads(self, kind: str) -> bool:
-        """Return whether it reads images of this `exif.kind`."""
+        """Return whether it reads images of this `headers.kind`."""
         return self.formats is None or kind in self.formats
 
 
@@ -150,10 +152,10 @@ def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image
 
 
 def _opencv(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    form = exif.kind(data)
+    form = kind_of(data)
     gray = channels == 1 and form == "jpeg"  # other formats convert colour to gray differently
     _check_end(data, partial)
-    check_without_call(data, form, limit)
+    check_opencv(data, form, limit)
     try:
         flags = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -196,13 +198,26 @@ def _as_stored(image: Image, channels: int, data: Data) -> Image:
         image = np.repeat(image, 3, axis=2)
     elif image.shape[2] == 3 and channels == 1:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
-    turned = exif.orientation(data) if exif.kind(data) == "tiff" else 1
-    return image if turned == 1 else exif.oriented(image, exif.inverse(turned))
+    turned = orientation(data) if kind_of(data) == "tiff" else 1
+    # All orientations undo themselves, but for the two quarter turns.
+    return image if turned == 1 else oriented(image, {6: 8, 8: 6}.get(turned, turned))
+
+
+def oriented(image: Image, how: int) -> Image:
+    """Return `image` (height, width, channels) turned and mirrored by EXIF orientation `how`, C-contiguous."""
+    if how >= 5:
+        image = image.transpose(1, 0, 2)
+    # After the transposition, mirror left to right and top to bottom.
+    if how in (2, 3, 6, 7):
+        image = image[:, ::-1]
+    if how in (3, 4, 7, 8):
+        image = image[::-1]
+    return np.ascontiguousarray(image)
 
 
 def _check_end(data: Data, partial: bool) -> None:
     """Refuse a truncated JPEG: libjpeg fills the missing part and only warns, which these libraries hide."""
-    if not partial and exif.kind(data) == "jpeg" and not jpeg.has_end(data):
+    if not partial and kind_of(data) == "jpeg" and not jpeg.has_end(data):
         raise ValueError("truncated: no end-of-image marker")
 
 

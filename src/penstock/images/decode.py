@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images import exif, jpeg
-from penstock.images.backends import choose
+from penstock.images import headers, jpeg
+from penstock.images.backends import choose, oriented
 from penstock.images.headers import TruncatedHeader, size_from_header, size_of_file
 from penstock.images.limits import Limit, TooManyPixels
 from penstock.stages import account, spent
@@ -39,7 +39,6 @@ from penstock.storage.urls import shown
 
 __all__ = ["MAX_PIXELS", "decode", "image_size", "read_bytes", "read_image"]
 
-_PART = 1 << 20
 _HEADER_BYTES = 64 * 1024
 _MAX_SIDE = 2**31 - 1
 MAX_PIXELS = 2**28
@@ -92,7 +91,7 @@ def decode(
         )
     if len(data) == 0:
         raise ImageError(f"{_name(path)} is empty (0 bytes), not an image")
-    kind = exif.kind(data)
+    kind = headers.kind(data)
     chosen = choose(backend, kind, partial)
     limit = Limit(max_pixels, size or size_of_file(data))
     try:
@@ -105,35 +104,34 @@ def decode(
             f"{_name(path)} has {error}: damaged or malicious; if it is neither, pass a larger max_pixels="
         ) from None
     except ValueError as error:
-        what = _what(kind, str(error))
+        what, reason = "cannot be decoded", str(error)
         if kind == "jpeg" and jpeg.is_lossless(data):
             what = "is a lossless JPEG (SOF3), which is decoded only to the colours that are stored, if at all"
-        reason = str(error).removeprefix("truncated: ") if what == "is truncated" else str(error)
+        elif kind == "jpeg":
+            what = "is truncated" if reason.startswith("truncated") else "is a damaged JPEG"
+            reason = reason.removeprefix("truncated: ")
         raise ImageError(f"{_name(path)} {what} ({len(data)} bytes): {reason}") from error
     if orientation == "apply":
-        return exif.oriented(image, exif.orientation(data))
+        return oriented(image, headers.orientation(data))
     return image
 
 
 def image_size(path: str | os.PathLike[str], *, storage: Storage | None = None) -> tuple[int, int]:
     """Return ``(width, height)`` in pixels of the image in a file or object, as stored (EXIF orientation ignored).
 
-    Reads the first 64 KiB, or the whole file if the header is longer (large EXIF or ICC blocks). Decodes only formats
-    without a simple header (TIFF, JPEG 2000, AVIF). So a file that is truncated after its header has a size here, but
-    fails in `read_image`. `storage` gives access to remote objects. Raises `ImageError` as `read_image` does.
+    Reads the first 64 KiB, or the whole file if the size is further behind (large EXIF or ICC blocks, a TIFF). Decodes
+    only formats without a simple header (AVIF). So a file that is truncated after its header has a size here, but fails
+    in `read_image`. `storage` gives access to remote objects. Raises `ImageError` as `read_image` does.
     """
-    data = read_bytes(path, _HEADER_BYTES, storage=storage)
-    try:
+    for count in (_HEADER_BYTES, -1):
+        data = read_bytes(path, count, storage=storage)
         try:
             size = size_from_header(data)
+            break
         except TruncatedHeader:
-            if len(data) < _HEADER_BYTES:
-                raise
-            data = read_bytes(path, storage=storage)
-            size = size_from_header(data)
-    except TruncatedHeader:
-        message = f"{_name(path)} is truncated: no image size in {len(data)} bytes"
-        raise ImageError(message) from None
+            continue
+    else:
+        raise ImageError(f"{_name(path)} is truncated: no image size in {len(data)} bytes")
     if size is None:
         height, width = read_image(path, storage=storage).shape[:2]
         return width, height
@@ -175,25 +173,15 @@ def _read_file(path: str | os.PathLike[str], size: int) -> bytes:
     """Return the first `size` bytes of a file, or all if negative, in half the time of Python's file objects."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
-        whole = size < 0
-        # Request one byte more than the size, so that a short read means the end. A pipe ends with an empty read.
-        wanted = os.fstat(descriptor).st_size + 1 if whole else size
+        available = os.fstat(descriptor).st_size
+        wanted = size if 0 <= size <= available else available + 1  # one byte more: a short read means the end
         data = os.read(descriptor, wanted)
-        if whole and len(data) == wanted - 1:
+        if len(data) == min(wanted, available):
             return data
-        parts, left = [data], wanted - len(data)
-        while (whole or left > 0) and (more := os.read(descriptor, max(left, _PART) if whole else left)):
-            parts.append(more)
-            left -= len(more)
-        return b"".join(parts)
+        with open(descriptor, "rb", closefd=False) as rest:  # a pipe, a file that grows, or more than 2 GiB
+            return data + rest.read(size if size < 0 else size - len(data))
     finally:
         os.close(descriptor)
-
-
-def _what(kind: str, reason: str) -> str:
-    if reason.startswith("truncated"):
-        return "is truncated" if kind == "jpeg" else "cannot be decoded"
-    return "is a damaged JPEG" if kind == "jpeg" else "cannot be decoded"
 
 
 def _name(path: str | os.PathLike[str] | None) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["MAX_SCANS", "TruncatedHeader", "frame_size", "has_end", "is_lossless", "scans", "segments"]
+__all__ = ["MAX_SCANS", "TruncatedHeader", "exif_blocks", "frame_size", "has_end", "is_lossless", "scans", "segments"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -23,7 +23,7 @@ MAX_SCANS = 200
 
 # A marker: no stuffed zero, no fill byte, and none of TEM and the restart markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
-_SCAN, _END = 0xDA, 0xD9
+_SCAN, _END, _APP1 = 0xDA, 0xD9, 0xE1
 # Frame headers, which carry the size: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
@@ -64,28 +64,28 @@ def frame_size(data: Data) -> tuple[int, int] | None:
 
     Raises `TruncatedHeader` if more bytes are needed.
     """
-    # Not by `segments`, since this is called for every image, and a small one is decoded in a few microseconds.
-    at = 2
-    while found := _MARKER.search(data, at):
-        at = found.end()
-        marker = data[at - 1]
-        if marker not in _WITH_LENGTH:
-            return None
-        if at + 2 > len(data):
-            break
-        if marker == _SCAN:
-            return None
+    for marker, start, _ in segments(data):
         if marker in _FRAMES:
-            if at + 7 > len(data):
+            if start + 5 > len(data):
                 break
-            return (data[at + 5] << 8 | data[at + 6]), (data[at + 3] << 8 | data[at + 4])
-        at += max(2, data[at] << 8 | data[at + 1])
+            return (data[start + 3] << 8 | data[start + 4]), (data[start + 1] << 8 | data[start + 2])
+        if marker == _SCAN or marker not in _WITH_LENGTH:
+            return None
     raise TruncatedHeader
 
 
 def is_lossless(data: Data) -> bool:
     """Return whether the frame header is one of lossless JPEG."""
     return next((marker in _LOSSLESS for marker, _, _ in segments(data) if marker in _FRAMES), False)
+
+
+def exif_blocks(data: Data) -> Iterator[Data]:
+    """Yield the content of the EXIF segments before the first scan."""
+    for marker, start, stop in segments(data):
+        if marker == _SCAN:
+            break
+        if marker == _APP1 and bytes(data[start : start + 6]) == b"Exif\0\0":
+            yield data[start:stop]
 
 
 def scans(data: Data) -> int:
@@ -118,10 +118,7 @@ def _has_several_scans(data: Data) -> bool:
 
 
 def has_end(data: Data) -> bool:
-    """Return whether an end-of-image marker follows the start of the first scan.
-
-    Coded pixels never contain this marker, so the first one after the start is the image's.
-    """
+    """Return whether an end-of-image marker follows the start of the first scan. Coded pixels never contain one."""
     whole = bytes(data)
     scan = next((start for marker, start, _ in segments(whole) if marker == _SCAN), len(whole))
-    return whole.find(b"\xff\xd9", scan) >= 0
+    return whole.rfind(b"\xff\xd9", scan) >= 0  # from the end, since it is usually there

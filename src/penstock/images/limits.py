@@ -3,12 +3,12 @@
 With another parser `max_pixels` could be bypassed: a crafted file of some hundred bytes can be 16 x 16 pixels for one
 parser and 30,000 x 30,000 for another. So the size is read in this way:
 
-    decoder                         source of the size
-    C extension                     libjpeg's header, within the decoding call
-    other JPEG decoders             simplejpeg's header call, which is libjpeg's (`check_jpeg`)
-    Pillow                          the open image (`open_pillow`); for JPEG libjpeg, too
-    OpenCV, for other formats       it has no header call, so `penstock.images.headers` parses them strictly, and
-                                    images that it cannot parse are refused (`check_without_call`)
+    decoder                     source of the size
+    C extension                 libjpeg's header, within the decoding call
+    other JPEG decoders         simplejpeg's header call, which is libjpeg's (`check_jpeg`)
+    Pillow                      the open image (`open_pillow`); for JPEG libjpeg, too
+    OpenCV, other formats       it has no header call, so `penstock.images.headers` parses them strictly, and images
+                                that it cannot parse are refused (`check_opencv`)
 
 An image is also refused if the decoder reads another size than the caller got, because crops are drawn from that size.
 """
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import simplejpeg
 
-from penstock.images import exif, headers, jpeg
+from penstock.images import headers, jpeg
 
-__all__ = ["Limit", "TooManyPixels", "check_jpeg", "check_without_call", "open_pillow"]
+__all__ = ["Limit", "TooManyPixels", "check_jpeg", "check_opencv", "open_pillow"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -31,9 +31,6 @@ _NESTED = frozenset({"BLP", "CUR", "FPX", "ICNS", "ICO", "IPTC", "MIC"})
 _AVIF_PIXELS = 1 << 28
 """libavif's own limit for the decoded size. Pillow and OpenCV keep it; the size that they report may differ from the
 size of the frames."""
-_NO_SIZE = (
-    f"the size of an AVIF is not known before it is decoded: pass max_pixels={_AVIF_PIXELS} or more, or convert it"
-)
 
 
 class TooManyPixels(ValueError):
@@ -61,31 +58,40 @@ class Limit(NamedTuple):
             first, second = f"{self.size[0]} x {self.size[1]}", f"{width} x {height}"
             raise ValueError(f"ambiguous header: {first} pixels for one reader, {second} for another")
 
+    def check_avif(self) -> None:
+        """Refuse an AVIF unless libavif's limit is enough."""
+        if self.max_pixels < _AVIF_PIXELS:
+            raise ValueError(
+                f"the size of an AVIF is not known before it is decoded: pass max_pixels={_AVIF_PIXELS} or more, or "
+                "convert it"
+            )
+
+    def check_tiff(self, data: Data) -> None:
+        """Refuse a TIFF with too large tiles or strips, which may be larger than the image."""
+        block = headers.tiff_block(data)
+        if block is not None:
+            Limit(self.max_pixels, None).check(*block)
+
 
 def check_jpeg(data: Data, limit: Limit) -> None:
     """Check the size that libjpeg reads, as in `Limit.check`. Raises ValueError for too many scans, too."""
-    limit.check(*_jpeg_size(data))
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):  # a rare subsampling or colour space that TurboJPEG does not support
+        try:
+            size = jpeg.frame_size(data)
+        except jpeg.TruncatedHeader:
+            raise ValueError(f"truncated: no image size in {len(data)} bytes") from None
+        if size is None:
+            raise ValueError("no image size in its header") from None
+        width, height = size
+    limit.check(width, height)
     if jpeg.scans(data) > jpeg.MAX_SCANS:
         raise ValueError(f"more than {jpeg.MAX_SCANS} scans")
 
 
-def _jpeg_size(data: Data) -> tuple[int, int]:
-    try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
-        return width, height
-    except (ValueError, KeyError):  # a rare subsampling or colour space that TurboJPEG does not support
-        pass
-    try:
-        size = jpeg.frame_size(data)
-    except jpeg.TruncatedHeader:
-        raise ValueError(f"truncated: no image size in {len(data)} bytes") from None
-    if size is None:
-        raise ValueError("no image size in its header")
-    return size
-
-
-def check_without_call(data: Data, form: str, limit: Limit) -> None:
-    """Check the size for libraries without a header call. Refuse images without an unambiguous size."""
+def check_opencv(data: Data, form: str, limit: Limit) -> None:
+    """Check the size for OpenCV. Refuse images without an unambiguous size."""
     if form == "jpeg":
         check_jpeg(data, limit)
     elif limit.size is not None:
@@ -93,27 +99,14 @@ def check_without_call(data: Data, form: str, limit: Limit) -> None:
         if form == "png" and not headers.png_is_whole(data):
             raise ValueError("truncated: a chunk extends beyond the end")
         if form == "tiff":
-            _check_blocks(data, limit)
-    elif _is_avif(data):
-        if limit.max_pixels < _AVIF_PIXELS:
-            raise ValueError(_NO_SIZE)
+            limit.check_tiff(data)
+    elif data[:3] == b"\0\0\0" and data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis"):  # as OpenCV recognises it
+        limit.check_avif()
     else:
         raise ValueError(
             f"damaged, not an image, or a format whose size Penstock cannot read, starting with {bytes(data[:12])!r}; "
             "backend='pillow' supports more formats"
         )
-
-
-def _check_blocks(data: Data, limit: Limit) -> None:
-    """Refuse a TIFF with too large tiles or strips, which may be larger than the image."""
-    block = headers.tiff_block(data)
-    if block is not None:
-        Limit(limit.max_pixels, None).check(*block)
-
-
-def _is_avif(data: Data) -> bool:
-    """Return whether OpenCV decodes the data with its AVIF reader."""
-    return data[:3] == b"\0\0\0" and data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis")
 
 
 def open_pillow(data: Data, limit: Limit | None = None) -> Any:
@@ -129,16 +122,18 @@ def open_pillow(data: Data, limit: Limit | None = None) -> Any:
     if bytes(data[:4]) in _POSTSCRIPT:
         raise ValueError("PostScript (EPS) is a program, which is not run; convert it to an image beforehand")
     image = Image.open(io.BytesIO(data))
-    if limit is not None and image.format == "AVIF" and limit.max_pixels < _AVIF_PIXELS:
-        raise ValueError(_NO_SIZE)
-    if limit is not None and image.format in _NESTED:
-        raise ValueError(f"{image.format} may contain images of other sizes than it states; convert it beforehand")
-    if exif.kind(data) == "jpeg":
+    if headers.kind(data) == "jpeg":
         check_jpeg(data, Limit(image.width * image.height, image.size))
-    if limit is not None:
-        stored = limit.size is not None and image.format == "TIFF" and image.size == limit.size[::-1]
-        # Pillow applies the orientation of a TIFF, so width and height may be swapped.
-        limit.check(*(image.size[::-1] if stored else image.size))
-        if image.format == "TIFF":
-            _check_blocks(data, limit)
+    if limit is None:
+        return image
+    if image.format in _NESTED:
+        raise ValueError(f"{image.format} may contain images of other sizes than it states; convert it beforehand")
+    size = image.size
+    if image.format == "AVIF":
+        limit.check_avif()
+    if image.format == "TIFF" and limit.size == size[::-1]:
+        size = size[::-1]  # Pillow applies the orientation of a TIFF
+    limit.check(*size)
+    if image.format == "TIFF":
+        limit.check_tiff(data)
     return image
