@@ -27,9 +27,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
@@ -50,12 +49,15 @@ Data: TypeAlias = bytes | bytearray | memoryview
 TOLERANCE = 3
 """The largest difference of two backends in an RGB or gray JPEG, in levels."""
 
-# Warnings of libjpeg that do not affect pixels. All others mean missing or wrong pixels.
-_HARMLESS = ("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression")
+# Warnings of libjpeg that do not affect pixels, and rare subsamplings, which OpenCV decodes. All others mean missing or
+# wrong pixels.
+_TOLERATED = (
+    *("extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform", "Inconsistent progression"),
+    "subsampling",
+)
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(NamedTuple):
     """An image decoder: its formats, and its function ``decode(data, channels, partial, limit)``."""
 
     name: str
@@ -98,11 +100,8 @@ def choose(name: str, kind: str, partial: bool = False) -> Backend:
         raise ConfigError(f"backend {name!r} reads no {kind} images: use 'auto' or 'opencv'")
     if partial and kind not in backend.partial:
         others = [other for other, found in BACKENDS.items() if kind in found.partial]
-        raise ConfigError(
-            f"backend {name!r} decodes no part of a damaged {kind} image: use {' or '.join(map(repr, others))}"
-            if others
-            else f"no backend decodes a part of a damaged {kind} image: leave partial= out"
-        )
+        instead = f"use {' or '.join(map(repr, others))}" if others else "no backend does, so leave partial= out"
+        raise ConfigError(f"backend {name!r} decodes no part of a damaged {kind} image: {instead}")
     return backend
 
 
@@ -132,23 +131,22 @@ def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image
     """Decode strictly first, where every libjpeg warning is an error; then retry after harmless warnings."""
     space = "RGB" if channels == 3 else "GRAY"
     check_jpeg(data, limit)
+    image: Image
     try:
-        image: Image = simplejpeg.decode_jpeg(data, space, strict=True)
-        return image
+        image = simplejpeg.decode_jpeg(data, space, strict=True)
     except ValueError as error:
         reason = str(error)
-    # libjpeg reports only its first warning. If that one is harmless, the end-of-image marker must show that no data is
-    # missing.
-    complete = jpeg.has_end(data)
-    if partial or (complete and any(text in reason for text in _HARMLESS)):
+        # libjpeg reports only its first warning. If that one is harmless, the end-of-image marker must show that no
+        # data is missing.
+        complete = jpeg.has_end(data)
+        if not partial and not (complete and any(text in reason for text in _TOLERATED)):
+            reason = f"truncated: {reason}" if "remature end" in reason or not complete else reason
+            raise ValueError(reason) from None
         try:
             image = simplejpeg.decode_jpeg(data, space, strict=False)
-            return image
         except ValueError:  # TurboJPEG tolerates errors in pixels, not in the header
-            return _opencv(data, channels, partial, limit)
-    if complete and "subsampling" in reason:  # rare subsamplings, which OpenCV's libjpeg decodes
-        return _opencv(data, channels, partial, limit)
-    raise ValueError(f"truncated: {reason}" if "remature end" in reason or not complete else reason)
+            image = _opencv(data, channels, partial, limit)
+    return image
 
 
 def _opencv(data: Data, channels: int, partial: bool, limit: Limit) -> Image:

@@ -132,27 +132,28 @@ class Sizes:
         self.path = path
         try:
             with pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
+                batch = pa.ipc.open_file(source).get_batch(0)
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             doing = "no image sizes (write them with: penstock manifest sizes FILE), cannot read"
             raise io_error(path, error, doing) from error
-        except (pa.ArrowInvalid, OSError) as error:
+        except (ValueError, OSError) as error:
             raise ManifestError(f"{str(path)!r} is not a file of image sizes: {error}") from error
-        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        if metadata.get("penstock.sizes") != _VERSION or table.schema.names != ["width", "height"]:
+        metadata = {key.decode(): value.decode() for key, value in (batch.schema.metadata or {}).items()}
+        if metadata.get("penstock.sizes") != _VERSION or batch.schema.names != ["width", "height"]:
             raise ManifestError(
                 f"{str(path)!r} is not a file of image sizes (version {_VERSION}); write one: penstock manifest sizes "
                 "FILE"
             )
         self.fingerprint = metadata.get("penstock.fingerprint")
         """Fingerprint of the manifest."""
-        if fingerprint is not None and (self.fingerprint != fingerprint or table.num_rows != rows):
+        if fingerprint is not None and (self.fingerprint != fingerprint or batch.num_rows != rows):
             raise StateError(
-                f"{str(path)!r} belongs to another manifest or an older version of it: it has {table.num_rows} rows "
+                f"{str(path)!r} belongs to another manifest or an older version of it: it has {batch.num_rows} rows "
                 f"and the fingerprint {self.fingerprint}, the manifest {rows} rows and {fingerprint}; measure again "
                 "with: penstock manifest sizes FILE"
             )
-        self.widths, self.heights = (_mapped(table.column(name)) for name in ("width", "height"))
+        self.widths: npt.NDArray[np.int32] = as_numpy(batch.column("width"))
+        self.heights: npt.NDArray[np.int32] = as_numpy(batch.column("height"))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], manifest: Manifest | None = None) -> Sizes:
@@ -186,11 +187,3 @@ class Sizes:
             ratios = np.where(widths > 0, heights / np.maximum(widths, 1), 1.0)
             groups[part] = np.searchsorted(bins, ratios, side="right")
         return groups
-
-
-def _mapped(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """Return a column as an array over the mapped file. The files have one batch, or none for an empty manifest."""
-    if column.num_chunks == 0:
-        return np.zeros(0, np.int32)
-    array: npt.NDArray[np.int32] = as_numpy(column.combine_chunks() if column.num_chunks > 1 else column.chunk(0))
-    return array
