@@ -18,8 +18,8 @@ from penstock.images.transforms import (
     TrivialAugment,
 )
 from penstock.images.transforms.canvas import ArraySource, Canvas
-from penstock.images.transforms.policies import _COMMON, _PIXELS, apply_operation
-from penstock.images.transforms.tables import pairs_of
+from penstock.images.transforms.colour import COLOURS
+from penstock.images.transforms.policies import _COMMON, apply_operation
 from penstock.random import sample_scope
 
 IMAGE = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8), (5, 5), 0)
@@ -72,13 +72,13 @@ def test_policies_repeat_and_vary(kind: Any) -> None:
 )
 def test_tables_are_the_papers(policy: str, probability: float, strength: int, names: str) -> None:
     """Sums over each table of the paper's appendix, with the strengths of operations that have one."""
-    pairs = pairs_of(policy)
-    steps = [step for pair in pairs for step in pair]
+    pairs = AutoAugment(policy)._pairs
+    steps = [step.split() for pair in pairs for step in pair]
     assert len(pairs) == 25
-    counts = Counter(step.name for step in steps)
+    counts = Counter(name for name, _, _ in steps)
     assert ", ".join(f"{name} {counts[name]}" for name in sorted(counts)) == names
-    assert sum(step.probability for step in steps) == pytest.approx(probability)
-    assert sum(step.share for step in steps) * 9 == pytest.approx(strength)
+    assert sum(float(share) for _, share, _ in steps) == pytest.approx(probability)
+    assert sum(int(number) for _, _, number in steps if number != "-") == strength
 
 
 def test_a_policy_is_drawn_from_its_own_table() -> None:
@@ -149,7 +149,7 @@ def test_translations_are_whole_pixels(share: float, width: int, pixels: int) ->
     ],
 )
 def test_operations_are_pillows(name: str, value: float, theirs: Any, far: int) -> None:
-    made = _PIXELS[name](IMAGE.copy(), value)
+    made = COLOURS[name](IMAGE.copy(), value)
     expected = np.asarray(theirs(Image.fromarray(IMAGE))).astype(int)
     assert np.abs(made.astype(int) - expected).max() <= far
 

@@ -1,4 +1,4 @@
-"""`ColorJitter`: changes brightness, contrast, saturation and hue of uint8 RGB images, as in torchvision.
+"""Changes of the colours of uint8 RGB images, and `ColorJitter`, which draws four of them, as in torchvision.
 
 Brightness and contrast are look-ups, saturation is a 3 x 3 matrix, hue uses 8-bit HSV as in Pillow. A factor of 1 and a
 hue of 0 change nothing, so these operations are skipped.
@@ -6,7 +6,7 @@ hue of 0 change nothing, so these operations are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
@@ -19,15 +19,19 @@ from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.view import Pixels
 from penstock.random import generator
 
-__all__ = ["ColorJitter", "brightness", "contrast", "hue", "saturation"]
+__all__ = ["COLOURS", "ColorJitter", "brightness", "bytes_of", "contrast", "hue", "saturation"]
 
+_VALUES = np.arange(256, dtype=np.float64)
 _GREY = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue in luminance (ITU-R BT.601), as in Pillow."""
 
 
 def look_up(image: Pixels, values: npt.NDArray[np.floating[Any]]) -> Pixels:
-    """Replace each byte of an image by its value in a table, rounded and clipped to 0..255; in place."""
-    table = np.rint(values).clip(0, 255).astype(np.uint8)
+    """Replace each byte of an image by its value in a table, rounded and clipped to 0..255; in place.
+
+    The table is (256,), or (256, channels).
+    """
+    table = np.rint(values).clip(0, 255).astype(np.uint8).reshape(256, 1, -1)
     flat = image[:, :, 0] if image.shape[2] == 1 else image
     cv2.LUT(flat, table, dst=flat)
     return image
@@ -35,14 +39,14 @@ def look_up(image: Pixels, values: npt.NDArray[np.floating[Any]]) -> Pixels:
 
 def brightness(image: Pixels, factor: float) -> Pixels:
     """Multiply every value by a factor; in place, as the functions below."""
-    return look_up(image, np.arange(256) * factor)
+    return look_up(image, _VALUES * factor)
 
 
 def contrast(image: Pixels, factor: float) -> Pixels:
     """Scale the distance of each value from the image's mean luminance by a factor."""
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if image.shape[2] == 3 else image[:, :, 0]
     mean = float(np.rint(cv2.mean(grey)[0]))
-    return look_up(image, np.arange(256) * factor + mean * (1 - factor))
+    return look_up(image, _VALUES * factor + mean * (1 - factor))
 
 
 def saturation(image: Pixels, factor: float) -> Pixels:
@@ -62,7 +66,60 @@ def hue(image: Pixels, turn: float) -> Pixels:
     return image
 
 
-_STEPS = (brightness, contrast, saturation, hue)
+def sharpness(image: Pixels, factor: float) -> Pixels:
+    """Blend with a smoothed image, or extrapolate from it; the outermost pixels are unchanged."""
+    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+    smooth = image.copy()
+    inner = cv2.filter2D(image, -1, kernel)
+    smooth[1:-1, 1:-1] = inner.reshape(image.shape)[1:-1, 1:-1]
+    cv2.addWeighted(image, factor, smooth, 1 - factor, 0, dst=smooth)
+    return smooth
+
+
+def autocontrast(image: Pixels, unused: float = 0) -> Pixels:
+    """Stretch each channel to 0..255."""
+    values = np.empty((256, image.shape[2]))
+    for channel in range(image.shape[2]):
+        low, high, _, _ = cv2.minMaxLoc(image[:, :, channel])
+        values[:, channel] = (_VALUES - low) * (255 / (high - low)) if low < high else _VALUES
+    return look_up(image, values)
+
+
+def equalize(image: Pixels, unused: float = 0) -> Pixels:
+    """Equalise the histogram of each channel."""
+    values = np.empty((256, image.shape[2]))
+    for channel in range(image.shape[2]):
+        counts = np.bincount(image[:, :, channel].reshape(-1), minlength=256)
+        step = int(counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+        below = np.cumsum(counts) - counts
+        values[:, channel] = np.floor((below + step // 2) / step) if step else _VALUES
+    return look_up(image, values)
+
+
+COLOURS: dict[str, Callable[[Pixels, float], Pixels]] = {
+    "brightness": lambda image, change: brightness(image, 1 + change),
+    "color": lambda image, change: saturation(image, 1 + change),
+    "contrast": lambda image, change: contrast(image, 1 + change),
+    "sharpness": lambda image, change: sharpness(image, 1 + change),
+    "posterize": lambda image, bits: look_up(image, np.floor(_VALUES / 2 ** (8 - bits)) * 2 ** (8 - bits)),
+    "solarize": lambda image, level: look_up(image, np.where(level <= _VALUES, 255 - _VALUES, _VALUES)),
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+    "invert": lambda image, _: look_up(image, 255 - _VALUES),
+}
+"""The colour operations of policies, by the names of their papers; the value is a change, bits, a level or ignored."""
+
+
+def bytes_of(canvas: Canvas, name: str) -> Pixels:
+    """Return the uint8 pixels of a canvas, which may be changed in place.
+
+    Raises:
+        ConfigError: the pixels are no longer uint8.
+    """
+    conversion = canvas.conversion
+    if canvas.after or (conversion is not None and conversion.mean) or canvas.pixels.dtype != np.uint8:
+        raise ConfigError(f"{name} needs uint8 images: put it before Normalize, and before steps that return floats")
+    return canvas.pixels
 
 
 class ColorJitter(Transform):
@@ -103,25 +160,18 @@ class ColorJitter(Transform):
         rng = generator()
         order = rng.permutation(4)
         parts = rng.random(4)  # always all, so that draws do not depend on settings
-        intervals = self.brightness, self.contrast, self.saturation, self.hue
-        if all(low == high == centre for (low, high), centre in zip(intervals, (1, 1, 1, 0), strict=True)):
+        steps = (
+            (brightness, *self.brightness, 1),
+            (contrast, *self.contrast, 1),
+            (saturation, *self.saturation, 1),
+            (hue, *self.hue, 0),
+        )
+        if all(low == high == neutral for _, low, high, neutral in steps):
             return
         image = bytes_of(canvas, "ColorJitter")
         for number in order:
-            low, high = intervals[number]
+            change, low, high, neutral = steps[number]
             value = low + (high - low) * parts[number]
-            if value != (0 if number == 3 else 1):
-                image = _STEPS[number](image, value)
+            if value != neutral:
+                image = change(image, value)
         canvas.pixels = image
-
-
-def bytes_of(canvas: Canvas, name: str) -> Pixels:
-    """Return the uint8 pixels of a canvas, which may be changed in place.
-
-    Raises:
-        ConfigError: the pixels are no longer uint8.
-    """
-    conversion = canvas.conversion
-    if canvas.after or (conversion is not None and conversion.mean) or canvas.pixels.dtype != np.uint8:
-        raise ConfigError(f"{name} needs uint8 images: put it before Normalize, and before steps that return floats")
-    return canvas.pixels

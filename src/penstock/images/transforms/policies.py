@@ -1,8 +1,8 @@
 """`RandAugment`, `TrivialAugment` and `AutoAugment`: random operations of random strength, as in torchvision.
 
 Operations and strengths are those of the papers (Cubuk et al. 2019 and 2020, Müller and Hutter 2021). They use OpenCV's
-look-ups and warps, because albumentations has no such policies. Images are uint8; three channels are RGB. Geometric
-operations apply to masks and boxes, too. Draws come from `penstock.generator()`.
+look-ups and warps. Images are uint8; three channels are RGB. Geometric operations apply to masks and boxes, too. Draws
+come from `penstock.generator()`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -18,68 +17,13 @@ from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform
 from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.colour import brightness, bytes_of, contrast, look_up, saturation
+from penstock.images.transforms.colour import COLOURS, bytes_of
 from penstock.images.transforms.geometric import check_filter
 from penstock.images.transforms.rotation import matrix_around, rotation
-from penstock.images.transforms.tables import POLICIES, pairs_of
-from penstock.images.transforms.view import Filter, Pixels
+from penstock.images.transforms.view import Filter
 from penstock.random import generator
 
 __all__ = ["AutoAugment", "RandAugment", "TrivialAugment"]
-
-_LEVELS = np.arange(256, dtype=np.float64)
-_SIGNED = frozenset({"shearx", "sheary", "translatex", "translatey", "rotate"} | {"brightness", "color", "contrast"})
-_COMMON = (
-    *("identity", "shearx", "sheary", "translatex", "translatey", "rotate", "brightness", "color", "contrast"),
-    *("sharpness", "posterize", "solarize", "autocontrast", "equalize"),
-)
-
-
-def sharpness(image: Pixels, factor: float) -> Pixels:
-    """Blend with a smoothed image, or extrapolate from it; the outermost pixels are unchanged."""
-    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-    smooth = image.copy()
-    inner = cv2.filter2D(image, -1, kernel)
-    smooth[1:-1, 1:-1] = inner.reshape(image.shape)[1:-1, 1:-1]
-    cv2.addWeighted(image, factor, smooth, 1 - factor, 0, dst=smooth)
-    return smooth
-
-
-def autocontrast(image: Pixels, _: float) -> Pixels:
-    """Stretch each channel to 0..255."""
-    for channel in range(image.shape[2]):
-        plane = image[:, :, channel : channel + 1]
-        low, high = int(plane.min()), int(plane.max())
-        if low < high:
-            image[:, :, channel] = look_up(plane.copy(), (_LEVELS - low) * (255 / (high - low)))[:, :, 0]
-    return image
-
-
-def equalize(image: Pixels, _: float) -> Pixels:
-    """Equalise the histogram of each channel."""
-    for channel in range(image.shape[2]):
-        plane = np.ascontiguousarray(image[:, :, channel : channel + 1])
-        counts = np.bincount(plane.reshape(-1), minlength=256)
-        step = int(counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
-        if step:
-            below = np.cumsum(counts) - counts
-            image[:, :, channel] = look_up(plane, np.floor((below + step // 2) / step))[:, :, 0]
-    return image
-
-
-_PIXELS: dict[str, Callable[[Pixels, float], Pixels]] = {
-    "identity": lambda image, _: image,
-    "brightness": lambda image, change: brightness(image, 1 + change),
-    "color": lambda image, change: saturation(image, 1 + change),
-    "contrast": lambda image, change: contrast(image, 1 + change),
-    "sharpness": lambda image, change: sharpness(image, 1 + change),
-    "posterize": lambda image, bits: look_up(image, np.floor(_LEVELS / 2 ** (8 - bits)) * 2 ** (8 - bits)),
-    "solarize": lambda image, level: look_up(image, np.where(level <= _LEVELS, 255 - _LEVELS, _LEVELS)),
-    "autocontrast": autocontrast,
-    "equalize": equalize,
-    "invert": lambda image, _: look_up(image, 255 - _LEVELS),
-}
-
 
 _MOVES: dict[str, Callable[[float, int, int], npt.NDArray[Any]]] = {
     "shearx": lambda value, *_: matrix_around(-0.5, -0.5, [[1, value], [0, 1]]),
@@ -89,6 +33,43 @@ _MOVES: dict[str, Callable[[float, int, int], npt.NDArray[Any]]] = {
     "rotate": rotation,
 }
 """Matrices for `Canvas.warp` by name, from value, height and width. Shears keep the upper left corner."""
+_COMMON = ("identity", *_MOVES, *COLOURS)[:-1]  # "invert" is in AutoAugment only
+_SIGNED = frozenset({*_MOVES, "brightness", "color", "contrast", "sharpness"})
+_STRONGEST = {"shearx": (0.3, 0.99), "sheary": (0.3, 0.99), "rotate": (30, 135), "posterize": (4, 6)}
+"""Largest strengths: of RandAugment and AutoAugment, and of TrivialAugment. All others are 0.9 and 0.99."""
+
+_POLICIES = """
+imagenet                           | cifar10                            | svhn
+posterize 0.4 8, rotate 0.6 9      | invert 0.1 -, contrast 0.2 6       | shearx 0.9 4, invert 0.2 -
+solarize 0.6 5, autocontrast 0.6 - | rotate 0.7 2, translatex 0.3 9     | sheary 0.9 8, invert 0.7 -
+equalize 0.8 -, equalize 0.6 -     | sharpness 0.8 1, sharpness 0.9 3   | equalize 0.6 -, solarize 0.6 6
+posterize 0.6 7, posterize 0.6 6   | sheary 0.5 8, translatey 0.7 9     | invert 0.9 -, equalize 0.6 -
+equalize 0.4 -, solarize 0.2 4     | autocontrast 0.5 -, equalize 0.9 - | equalize 0.6 -, rotate 0.9 3
+equalize 0.4 -, rotate 0.8 8       | sheary 0.2 7, posterize 0.3 7      | shearx 0.9 4, autocontrast 0.8 -
+solarize 0.6 3, equalize 0.6 -     | color 0.4 3, brightness 0.6 7      | sheary 0.9 8, invert 0.4 -
+posterize 0.8 5, equalize 1.0 -    | sharpness 0.3 9, brightness 0.7 9  | sheary 0.9 5, solarize 0.2 6
+rotate 0.2 3, solarize 0.6 8       | equalize 0.6 -, equalize 0.5 -     | invert 0.9 -, autocontrast 0.8 -
+equalize 0.6 -, posterize 0.4 6    | contrast 0.6 7, sharpness 0.6 5    | equalize 0.6 -, rotate 0.9 3
+rotate 0.8 8, color 0.4 0          | color 0.7 7, translatex 0.5 8      | shearx 0.9 4, solarize 0.3 3
+rotate 0.4 9, equalize 0.6 -       | equalize 0.3 -, autocontrast 0.4 - | sheary 0.8 8, invert 0.7 -
+equalize 0.0 -, equalize 0.8 -     | translatey 0.4 3, sharpness 0.2 6  | equalize 0.9 -, translatey 0.6 6
+invert 0.6 -, equalize 1.0 -       | brightness 0.9 6, color 0.2 8      | invert 0.9 -, equalize 0.6 -
+color 0.6 4, contrast 1.0 8        | solarize 0.5 2, invert 0.0 -       | contrast 0.3 3, rotate 0.8 4
+rotate 0.8 8, color 1.0 2          | equalize 0.2 -, autocontrast 0.6 - | invert 0.8 -, translatey 0.0 2
+color 0.8 8, solarize 0.8 7        | equalize 0.2 -, equalize 0.6 -     | sheary 0.7 6, solarize 0.4 8
+sharpness 0.4 7, invert 0.6 -      | color 0.9 9, equalize 0.6 -        | invert 0.6 -, rotate 0.8 4
+shearx 0.6 5, equalize 1.0 -       | autocontrast 0.8 -, solarize 0.2 8 | sheary 0.3 7, translatex 0.9 3
+color 0.4 0, equalize 0.6 -        | brightness 0.1 3, color 0.7 0      | shearx 0.1 6, invert 0.6 -
+equalize 0.4 -, solarize 0.2 4     | solarize 0.4 5, autocontrast 0.9 - | solarize 0.7 2, translatey 0.6 7
+solarize 0.6 5, autocontrast 0.6 - | translatey 0.9 9, translatey 0.7 9 | sheary 0.8 4, invert 0.8 -
+invert 0.6 -, equalize 1.0 -       | autocontrast 0.9 -, solarize 0.8 3 | shearx 0.7 9, translatey 0.8 3
+color 0.6 4, contrast 1.0 8        | equalize 0.8 -, invert 0.1 -       | sheary 0.8 5, autocontrast 0.7 -
+equalize 0.8 -, equalize 0.6 -     | translatey 0.7 9, autocontrast 0.9 - | shearx 0.7 2, invert 0.1 -
+"""
+"""AutoAugment's pairs of operations (arXiv 1805.09501, appendix), each with a probability and a strength of 0 to 9.
+
+The paper lists strengths even for operations without one (``-``); they have no effect, as in torchvision.
+"""
 
 
 def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: Filter, fill: Any) -> None:
@@ -100,33 +81,29 @@ def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: F
     if name in _MOVES:
         canvas.warp(_MOVES[name](value, *canvas.size), interpolation=interpolation, fill=fill)
     elif name != "identity":
-        canvas.pixels = _PIXELS[name](bytes_of(canvas, name), value)
+        canvas.pixels = COLOURS[name](bytes_of(canvas, name), value)
 
 
 class _Policy(Transform):
+    _wide = False
+
     def __init__(self, interpolation: Any, fill: float | Sequence[float] | None) -> None:
         self.interpolation = check_filter(interpolation)
         self.fill = check_fill(fill)
 
-    def _do(self, canvas: Canvas, name: str, share: float, *, wide: bool = False) -> None:
-        """Apply an operation with a strength between 0 and 1."""
-        height, width = canvas.size
-        strongest = {
-            "shearx": 0.99 if wide else 0.3,
-            "sheary": 0.99 if wide else 0.3,
-            "translatex": 32 if wide else 150 / 331 * width,
-            "translatey": 32 if wide else 150 / 331 * height,
-            "rotate": 135 if wide else 30,
-        }
+    def _do(self, canvas: Canvas, name: str, share: float) -> None:
+        """Apply an operation with a share, 0 to 1, of its largest strength."""
+        strongest = _STRONGEST.get(name, (0.9, 0.99))[self._wide]
         if name == "posterize":
-            value = float(8 - round((6 if wide else 4) * share))
+            value = float(8 - round(strongest * share))
         elif name == "solarize":
             value = 255 * (1 - share)
+        elif name in ("translatex", "translatey"):
+            side = canvas.size[1 if name == "translatex" else 0]
+            value = float(int((32 if self._wide else 150 / 331 * side) * share))
         else:
-            value = strongest.get(name, 0.99 if wide else 0.9) * share
-            if name.startswith("translate"):
-                value = float(int(value))
-        if (name in _SIGNED or name == "sharpness") and generator().random() < 0.5:
+            value = strongest * share
+        if name in _SIGNED and generator().random() < 0.5:
             value = -value
         apply_operation(canvas, name, value, interpolation=self.interpolation, fill=self.fill)
 
@@ -175,6 +152,8 @@ class TrivialAugment(_Policy):
         ConfigError: less than two strengths, or an unknown filter; (when called) the pixels are not uint8.
     """
 
+    _wide = True
+
     def __init__(
         self,
         num_magnitude_bins: int = 31,
@@ -189,7 +168,7 @@ class TrivialAugment(_Policy):
     def apply(self, canvas: Canvas) -> None:
         name = _COMMON[int(generator().integers(len(_COMMON)))]
         share = int(generator().integers(self.num_magnitude_bins)) / (self.num_magnitude_bins - 1)
-        self._do(canvas, name, share, wide=True)
+        self._do(canvas, name, share)
 
 
 class AutoAugment(_Policy):
@@ -210,13 +189,14 @@ class AutoAugment(_Policy):
         fill: float | Sequence[float] | None = None,
     ) -> None:
         self.policy = getattr(policy, "value", policy)
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
+        names, *pairs = ([part.strip() for part in line.split("|")] for line in _POLICIES.strip().splitlines())
+        if self.policy not in names:
+            raise ConfigError(f"policy must be one of {', '.join(map(repr, names))}, not {policy!r}")
         super().__init__(interpolation, fill)
-        self._pairs = pairs_of(self.policy)
+        self._pairs = [pair[names.index(self.policy)].split(", ") for pair in pairs]
 
     def apply(self, canvas: Canvas) -> None:
-        pair = self._pairs[int(generator().integers(len(self._pairs)))]
-        for name, probability, share in pair:
-            if generator().random() < probability:
-                self._do(canvas, name, share)
+        for step in self._pairs[int(generator().integers(len(self._pairs)))]:
+            name, probability, strength = step.split()
+            if generator().random() < float(probability):
+                self._do(canvas, name, 0.0 if strength == "-" else int(strength) / 9)
