@@ -181,6 +181,29 @@ class TestAlbumentationsTakesWhatOursTake:
         assert target["masks"].dtype == mask.dtype
         assert sorted(np.unique(target["masks"])) == [0, 1]
 
+    def test_boxes_that_are_empty_are_removed(self) -> None:
+        albumentations = pytest.importorskip("albumentations")
+        target = {"boxes": np.array([[5, 2, 5, 6], [1, 1, 9, 9.0]]), "labels": [1, 2]}
+        _, found = Compose([albumentations.HorizontalFlip(p=1)])(IMAGE, target)
+        assert found["labels"] == [2]
+        assert np.allclose(found["boxes"], [[71, 1, 79, 9]], atol=1e-3)
+
+    def test_what_was_erased_from_the_tensor_moves_too(self) -> None:
+        albumentations = pytest.importorskip("albumentations")
+        steps = [ToTensor(), RandomErasing(1)]
+        with sample_scope(3):
+            plain = Compose(steps)(IMAGE)
+        with sample_scope(3):
+            assert torch.equal(Compose([*steps, albumentations.HorizontalFlip(p=1)])(IMAGE), plain.flip(2))
+
+    def test_a_pipeline_with_parameters_of_boxes(self) -> None:
+        albumentations = pytest.importorskip("albumentations")
+        params = albumentations.BboxParams("pascal_voc")
+        chain = Compose([albumentations.Compose([albumentations.HorizontalFlip(p=1)], bbox_params=params)])
+        assert np.array_equal(chain(IMAGE), IMAGE[:, ::-1])
+        with pytest.raises(ConfigError, match="leave bbox_params out"):
+            chain(IMAGE, {"boxes": np.zeros((1, 4))})
+
     def test_boxes_beyond_the_edge_and_no_objects(self) -> None:
         albumentations = pytest.importorskip("albumentations")
         chain = Compose([albumentations.HorizontalFlip(p=1)])
