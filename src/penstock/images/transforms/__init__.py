@@ -64,11 +64,33 @@ RandomVerticalFlip = VerticalFlip
 RandomRotation = Rotate
 TrivialAugmentWide = TrivialAugment
 
+# Torchvision's names that are missing here: what to use instead, and those to take from torchvision.
+_TENSOR = "images are arrays until ToTensor(dtype), which is ToImage() and ToDtype(dtype, scale=True)"
+_INSTEAD = {
+    "AutoAugmentPolicy": "policy= takes 'imagenet', 'cifar10' or 'svhn'",
+    "ConvertImageDtype": _TENSOR,
+    "InterpolationMode": "interpolation= takes 'nearest', 'bilinear' or 'bicubic'",
+    "Lambda": "a chain takes the function itself",
+    "PILToTensor": _TENSOR,
+    "Pad": "SquarePad pads to a square, RandomCrop(size, padding=) before a crop; or put torchvision's in the chain",
+    "ToDtype": _TENSOR,
+    "ToImage": _TENSOR,
+    "ToPILImage": _TENSOR,
+    "ToPureTensor": _TENSOR,
+}
+_OTHERS = """
+    AugMix ElasticTransform FiveCrop GaussianBlur GaussianNoise Grayscale JPEG LinearTransformation
+    RandomAdjustSharpness RandomAffine RandomApply RandomAutocontrast RandomChannelPermutation RandomChoice
+    RandomEqualize RandomGrayscale RandomInvert RandomIoUCrop RandomOrder RandomPerspective RandomPhotometricDistort
+    RandomPosterize RandomResize RandomShortestSize RandomSolarize RandomZoomOut RGB ScaleJitter TenCrop
+"""
+
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        from penstock.images.transforms.torchvision_names import instead_of
-
-        instead = instead_of(name)
-        hint = "" if instead is None else f"; {instead}"
+        hint = ""
+        if name in _INSTEAD:
+            hint = f"; {_INSTEAD[name]}"
+        elif name in _OTHERS.split():
+            hint = f"; put torchvision's in the chain: Compose([..., torchvision.transforms.v2.{name}(...), ...])"
         raise missing(AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}"))

@@ -22,6 +22,9 @@ MODES = {
     "symmetric": cv2.BORDER_REFLECT,
 }
 
+_BEFORE = {"center": 0.5, "top_left": 0.0, "bottom_right": 1.0}
+"""Shares of the border that are above and left of the image."""
+
 
 def check_padding_mode(name: Any) -> Literal["constant", "edge", "reflect", "symmetric"]:
     """Check and return the name of a padding mode.
@@ -70,7 +73,7 @@ class SquarePad(Transform):
         fill: float | Sequence[float] = 0,
         p: float = 1.0,
     ) -> None:
-        if position not in ("center", "top_left", "bottom_right"):
+        if position not in _BEFORE:
             raise ConfigError(f"position must be 'center', 'top_left' or 'bottom_right', not {position!r}")
         self.position = position
         self.padding_mode = check_padding_mode(padding_mode)
@@ -80,13 +83,11 @@ class SquarePad(Transform):
     def apply(self, canvas: Canvas) -> None:
         if self.p < 1 and not bernoulli(self.p):
             return
-        height, width = canvas.size
-        short, narrow = max(0, width - height), max(0, height - width)
-        if not short and not narrow:
-            return
-        share = {"center": 0.5, "top_left": 0.0, "bottom_right": 1.0}[self.position]
-        top, left = int(short * share), int(narrow * share)
-        canvas.pad(left, top, narrow - left, short - top, mode=MODES[self.padding_mode], fill=self.fill)
+        (height, width), share = canvas.size, _BEFORE[self.position]
+        side = max(height, width)
+        if height != width:
+            top, left = int((side - height) * share), int((side - width) * share)
+            canvas.window(-top, -left, side, side, mode=MODES[self.padding_mode], fill=self.fill)
 
     def leaves(self, form: Form) -> Form:
         if form.size is None:
