@@ -277,7 +277,9 @@ class TestMasksAndBoxes:
         assert found["masks"][0].sum() == 100
         assert found["masks"][0][5:15, 5:15].all()
 
-    @pytest.mark.parametrize("target", [{"masks": np.zeros((3, 3))}, {"boxes": np.zeros((2, 3))}])
+    @pytest.mark.parametrize(
+        "target", [{"masks": np.zeros((3, 3))}, {"masks": [np.zeros(10)]}, {"boxes": np.zeros((2, 3))}]
+    )
     def test_what_does_not_belong_to_the_image(self, target: Any) -> None:
         with pytest.raises(ConfigError):
             HorizontalFlip()(gradient(10, 10), target)

@@ -219,6 +219,12 @@ class TestMixing:
             assert torch.equal(one[1], two[1])
         assert len({float(labels[1].max()) for _, labels in found[0]}) > 1, "each batch has a share of its own"
 
+    def test_images_as_arrays(self) -> None:
+        samples = [(np.full((3, 4, 4), number, np.uint8), number) for number in range(2)]
+        images, columns = MixUp(num_classes=2, p=0)(samples)
+        assert images[:, 0, 0, 0].tolist() == [0, 1]
+        assert columns.tolist() == [[1, 0], [0, 1]]
+
     def test_labels_that_do_not_fit(self) -> None:
         images = torch.zeros(2, 3, 4, 4)
         for kind, labels in ((MixUp(), torch.tensor([0, 1])), (MixUp(num_classes=2), torch.tensor([0, 2]))):

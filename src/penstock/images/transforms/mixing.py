@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.errors import ConfigError
+from penstock.images.transforms.base import check_probability
 from penstock.random import generator
 
 __all__ = ["CutMix", "MixUp"]
@@ -24,22 +25,17 @@ __all__ = ["CutMix", "MixUp"]
 def _collate(samples: list[Any]) -> list[Any]:
     """Collate as torch does by default, but keep the memory layout (height, width, channels) of images."""
     images = [sample[0] for sample in samples]
-    if all(image.ndim == 3 and not image.is_contiguous() for image in images):
+    collated: list[Any]
+    if all(isinstance(image, torch.Tensor) and image.ndim == 3 and not image.is_contiguous() for image in images):
         stacked = torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
-        return [stacked, *default_collate([sample[1:] for sample in samples])]
-    collated: list[Any] = default_collate(samples)
+        collated = [stacked, *default_collate([sample[1:] for sample in samples])]
+    else:
+        collated = default_collate(samples)
     return collated
 
 
 class _Mix:
-    """Base class of both.
-
-    Args:
-        alpha: both parameters of the Beta distribution of the first image's weight.
-        num_classes: number of classes, if labels are class numbers; None for labels with a column per class.
-        labels_getter: must be ``"default"``: labels are the second element of a batch.
-        p: probability that a batch is mixed. In any case labels become columns.
-    """
+    """Base class of both: what is not the mixing of images."""
 
     pure = True
 
@@ -55,11 +51,9 @@ class _Mix:
             raise ConfigError(f"alpha must be positive, got {alpha!r}")
         if num_classes is not None and num_classes < 1:
             raise ConfigError(f"num_classes must be positive, got {num_classes!r}")
-        if not 0 <= p <= 1:
-            raise ConfigError(f"p must be a probability, between 0 and 1, not {p!r}")
         self.alpha = float(alpha)
         self.num_classes = num_classes
-        self.p = float(p)
+        self.p = check_probability(p)
 
     def __call__(self, batch: Any) -> tuple[Any, ...]:
         """Mix a batch, or a list of samples, which is collated first; return ``(images, labels, ...)``.
@@ -98,6 +92,7 @@ class _Mix:
         return torch.nn.functional.one_hot(labels, self.num_classes).float()
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
+        """Return mixed images, and the share that they have of their own."""
         raise NotImplementedError
 
 

@@ -32,9 +32,10 @@ def open_canvas(source: PixelSource, target: Mapping[str, Any], out: torch.Tenso
     """
     if not target:
         return Canvas(source, out=out)
-    if target.get("masks", ()) is None:
+    given = target.get("masks", ())
+    if given is None:
         raise ConfigError("masks is None: leave the key out if there are no masks")
-    masks = tuple(_planes(mask) for mask in _several(target.get("masks", ())))
+    masks = tuple(_planes(mask) for mask in (given if isinstance(given, Sequence) else (given,)))
     for mask in masks:
         if mask.shape[:2] != source.size:
             raise ConfigError(f"a mask of {mask.shape[:2]} (height, width) over an image of {source.size}")
@@ -56,9 +57,11 @@ def close_target(canvas: Canvas, target: Mapping[str, Any]) -> dict[str, Any]:
     canvas.finish()
     kept = canvas.kept
     if "masks" in target:
-        given = target["masks"]
-        masks = [_like(mask, before) for mask, before in zip(canvas.masks, _several(given), strict=True)]
-        made["masks"] = masks[0] if not _is_sequence(given) else type(given)(masks)
+        masks = target["masks"]
+        if isinstance(masks, Sequence):
+            made["masks"] = type(masks)(map(_like, canvas.masks, masks))
+        else:
+            made["masks"] = _like(canvas.masks[0], masks)
     if canvas.boxes is None or kept is None:
         return made
     before = target["boxes"]
@@ -81,17 +84,11 @@ def close_target(canvas: Canvas, target: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _is_sequence(masks: Any) -> bool:
-    return isinstance(masks, Sequence)
-
-
-def _several(masks: Any) -> Sequence[Any]:
-    return masks if _is_sequence(masks) else (masks,)
-
-
 def _planes(mask: Any) -> np.ndarray[Any, Any]:
     """Return a mask as (height, width), or as (height, width, n) for n planes."""
     array = np.asarray(mask)
+    if array.ndim not in (2, 3):
+        raise ConfigError(f"a mask must be (height, width) or (n, height, width), not {array.shape}")
     return array if array.ndim == 2 else array.transpose(1, 2, 0)
 
 
