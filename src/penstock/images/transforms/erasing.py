@@ -66,18 +66,18 @@ class RandomErasing(Transform):
                 return
 
     def _erase(self, canvas: Canvas, rows: slice, columns: slice) -> None:
-        floating, channels = canvas.conversion is not None, canvas.pixels.shape[2]
+        floating = canvas.conversion is not None
         if isinstance(self.value, str):
-            shape = channels, rows.stop - rows.start, columns.stop - columns.start
+            shape = canvas.pixels.shape[2], rows.stop - rows.start, columns.stop - columns.start
             rng = generator()
             noise = rng.standard_normal(shape, np.float32) if floating else rng.integers(0, 256, shape, np.uint8)
             value = torch.from_numpy(noise)
         else:
             value = torch.tensor(self.value, dtype=torch.float32).reshape(-1, 1, 1)
-            if len(value) not in (1, channels):
-                raise ConfigError(f"RandomErasing has {len(value)} values for an image of {channels} channels")
 
         def erase(tensor: torch.Tensor) -> None:
+            if len(value) not in (1, len(tensor)):
+                raise ConfigError(f"RandomErasing has {len(value)} values for an image of {len(tensor)} channels")
             tensor[:, rows, columns] = value
 
         if floating:
@@ -145,13 +145,12 @@ class CoarseDropout(Transform):
             canvas.keep_boxes(np.array([_visible(box, hidden) for box in canvas.boxes]).reshape(-1, 4))
 
 
-def _visible(box: npt.NDArray[np.float64], hidden: npt.NDArray[np.bool_]) -> tuple[float, float, float, float]:
+def _visible(box: npt.NDArray[np.float64], hidden: npt.NDArray[np.bool_]) -> tuple[float, ...]:
     """Return the part of a box (left, top, right, bottom) in which pixels are visible, or an empty one."""
     left, top, right, bottom = box.clip(0, [hidden.shape[1], hidden.shape[0]] * 2).tolist()
     x, y = math.floor(left), math.floor(top)
-    visible = ~hidden[y : math.ceil(bottom), x : math.ceil(right)]
-    if not visible.any():
-        return 0, 0, 0, 0
-    rows, columns = np.flatnonzero(visible.any(axis=1)), np.flatnonzero(visible.any(axis=0))
-    first, last = (x + columns[0], y + rows[0]), (x + columns[-1] + 1, y + rows[-1] + 1)
+    rows, columns = np.nonzero(~hidden[y : math.ceil(bottom), x : math.ceil(right)])
+    if not len(rows):
+        return 0.0, 0.0, 0.0, 0.0
+    first, last = (x + int(columns.min()), y + int(rows.min())), (x + int(columns.max()) + 1, y + int(rows.max()) + 1)
     return max(left, first[0]), max(top, first[1]), min(right, last[0]), min(bottom, last[1])

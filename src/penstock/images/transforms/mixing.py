@@ -122,14 +122,7 @@ class MixUp(_Mix):
 class CutMix(_Mix):
     """Replace a rectangle in each image by that of the previous one in the batch; mix labels by its area.
 
-    Args:
-        alpha: both parameters of the Beta distribution of the area, which is drawn once per batch.
-        num_classes: number of classes, if labels are class numbers; None for labels with a column per class.
-        labels_getter: must be ``"default"``: labels are the second element of a batch.
-        p: probability that a batch is mixed. In any case labels become columns.
-
-    Raises:
-        ConfigError: `alpha` or `num_classes` is not positive, `labels_getter` is given, or `p` is not a probability.
+    Arguments are those of `MixUp`; `alpha` is for the distribution of the area, which is drawn once per batch.
     """
 
     def _mix(self, images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
