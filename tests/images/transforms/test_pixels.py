@@ -21,6 +21,7 @@ from penstock.images.transforms import (
     HorizontalFlip,
     MixUp,
     Normalize,
+    RandomCrop,
     RandomErasing,
     Resize,
     SquarePad,
@@ -36,6 +37,18 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 @pytest.fixture
 def image() -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
+
+
+@pytest.mark.parametrize("geometry", [HorizontalFlip(1), CenterCrop(6), Resize(5), RandomCrop(12, 4)], ids=repr)
+@pytest.mark.parametrize("change", [Normalize(MEAN, STD), RandomErasing(1)], ids=repr)
+def test_geometry_after_a_changed_tensor(change: Any, geometry: Any, image: np.ndarray[Any, Any]) -> None:
+    """Steps after it change that tensor, and not the image before it was cropped."""
+    before = [Resize(10), CenterCrop(8), ToTensor(), Normalize(MEAN, STD), change]
+    with sample_scope(5):
+        expected = geometry(Compose(before)(image).permute(1, 2, 0).numpy())
+    with sample_scope(5):
+        found = Compose([*before, geometry])(image)
+    assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(expected))
 
 
 class TestToTensor:

@@ -95,8 +95,10 @@ class Canvas:
 
     @property
     def view(self) -> View:
-        """The current view. An image with a border is rendered first, and the view is all of its pixels."""
-        if self._border is not None:
+        """The current view. An image with a border, or a changed tensor, is rendered first: the view is all of it."""
+        if self.after:
+            self.tensor = self.tensor
+        elif self._border is not None:
             self.pixels = self.pixels
         return self._view
 
@@ -126,8 +128,6 @@ class Canvas:
     def look(self, view: View) -> None:
         """Set the view of the image, which was made of `view`."""
         if view is not self._view:
-            if self.after:
-                self.tensor = self.tensor
             self._view, self.size = view, view.size
             self._pending = True
 
