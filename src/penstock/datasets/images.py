@@ -18,6 +18,7 @@ from penstock.datasets.loading import Item, LoadImage
 from penstock.datasets.source_dataset import Empty, SourceDataset, SourceWrapper, load_into
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
+from penstock.images import native
 from penstock.images.decode import MAX_PIXELS
 from penstock.images.entries import ImageIndex, find_index
 from penstock.images.sample_record import SampleRecord
@@ -164,12 +165,15 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         # A subclass may not accept data= and out=.
         if type(self.load) is not LoadImage:
             return load_each(self.load, records, keys)
+        several = len(records) > 1 and not isinstance(records[0], SampleRecord)
         form = None if into is None else self.load.form
-        if len(records) < 2 or not all(is_remote(record.path) for record in records):
-            return load_into(self.load, form, records, keys, into)
-        storage = self.load.storage or Storage()
-        with closing(storage.read_ahead([record.path for record in records])) as ahead:
-            return load_into(partial(self.load, data=partial(next, ahead)), form, records, keys, into)
+        if several and all(is_remote(record.path) for record in records):
+            storage = self.load.storage or Storage()
+            with closing(storage.read_ahead([record.path for record in records])) as ahead:
+                return load_into(partial(self.load, data=partial(next, ahead)), form, records, keys, into)
+        if keys is not None and len(records) > 1 and self.load.draws is not None and native.is_available():
+            return self.load.load_batch(records, keys, into)
+        return load_into(self.load, form, records, keys, into)
 
 
 class _ImageStream(HasClasses, MPDataset):

@@ -7,7 +7,9 @@ image, label = load(record)         # uint8 tensor (3, 224, 224), RGB, channels_
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -24,20 +26,25 @@ from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.jpeg import frame_size
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
+from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import BYTES, Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, outward, render
 from penstock.manifest import Record
-from penstock.random import generator, shown_record
+from penstock.random import generator, load_each, sample_scope, shown_record
 from penstock.stages import account, spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
 __all__ = ["EncodedImage", "Item", "LoadImage"]
 
-JPEG = b"\xff\xd8"
-"""The first bytes of a JPEG file."""
+_JPEG = b"\xff\xd8"
+_SMALL = 1 << 15
+"""Size in bytes of files up to which images are drawn together. Of larger ones, decoding is nearly all of the time."""
+_AT_ONCE = 256
+"""Images that are drawn together: a signal may have to wait for them."""
+_READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 Item = tuple[Any, ...]
 
@@ -72,7 +79,7 @@ class EncodedImage:
         self._entries: bytes | None = None
         self._pixels: Pixels | None = None
         # False once the C extension has declined to draw this image, too.
-        self._extension_draws = native.is_available() and data[:2] == JPEG
+        self._extension_draws = native.is_available() and data[:2] == _JPEG
         try:
             size = frame_size(data) if self._extension_draws else size_from_header(data)
         except TruncatedHeader:
@@ -246,6 +253,51 @@ class LoadImage:
             image, label = self._transformed(self.transform, record, data, out)
         return (image, label, record.row) if self.row else (image, label)
 
+    @property
+    def draws(self) -> int | None:
+        """How many random numbers `load_batch` draws for an image at most; None if it does not support this object."""
+        plain = self.target is None and not isinstance(self.index, ImageIndex) and type(self) is LoadImage
+        return self.transform.draws if plain and self.transform is not None and self.form is not None else None
+
+    def load_batch(
+        self,
+        records: Sequence[Record | SampleRecord],
+        keys: Sequence[int],
+        into: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None,
+    ) -> list[Item]:
+        """Return the items of records, as calls in the scopes of their keys do. Small JPEGs are drawn together.
+
+        Args:
+            records: the records.
+            keys: of the samples' generators.
+            into: allocates memory for the images; by default, each has its own.
+        """
+        transform, form = self.transform, self.form
+        assert transform is not None
+        assert transform.draws is not None
+        assert form is not None
+        shape = len(records), *form[0]
+        rows = torch.empty(shape, dtype=form[1]) if into is None else into(shape, form[1])
+        images = (rows.permute(0, 3, 1, 2) if transform.form.channels_last else rows).unbind()
+        items: list[Item] = []
+        for begin in range(0, len(records), _AT_ONCE):
+            some = slice(begin, begin + _AT_ONCE)
+            files = _read_small(records[some], keys[some])
+            start = account.clock()
+            sizes = native.sizes_of(files)
+            batch = Batch(sizes[:, 0], sizes[:, 1], native.uniform(np.array(keys[some], np.uint64), transform.draws))
+            transform.plan(batch)
+            spent("augment", account.clock() - start)
+            drawn = batch.draw(files, rows[some], sizes, self.max_pixels).tolist()
+            for number, done in enumerate(drawn, begin):
+                record, image = records[number], images[number] if into is not None else images[number].clone()
+                if done:
+                    items.append((image, record.label, record.row) if self.row else (image, record.label))
+                else:
+                    load = partial(self, out=None if into is None else rows[number])
+                    items += load_each(load, [record], [keys[number]])
+        return items
+
     def _plain(
         self, record: Record | SampleRecord, data: Callable[[], bytes] | None, out: torch.Tensor | None
     ) -> torch.Tensor:
@@ -305,6 +357,32 @@ class LoadImage:
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
             return canvas.tensor, record.label if self.target is None else close_target(canvas, targets)
+
+
+def _read_small(records: Sequence[Record | SampleRecord], keys: Sequence[int]) -> list[bytes]:
+    """Return the files of images; none of those that `LoadImage` loads alone: large, remote, unreadable or indexed."""
+    files = []
+    clock = account.clock
+    start = clock()
+    with sample_scope(0) as scope:
+        for record, key in zip(records, keys, strict=True):
+            scope.board[0] = key  # if the file system hangs, the message names the sample
+            data: Any = b""
+            if isinstance(record, SampleRecord):
+                data = record.read() if record.entries is None else b""
+            elif "://" not in record.path:
+                with suppress(OSError, ValueError):  # the image is loaded again, alone, which raises them
+                    descriptor = os.open(record.path, _READ_ONLY)
+                    try:
+                        size = os.fstat(descriptor).st_size
+                        data = os.read(descriptor, size + 1) if size <= _SMALL else b""
+                        data = data if len(data) == size else b""
+                    finally:
+                        os.close(descriptor)
+            small = isinstance(data, bytes | bytearray | memoryview) and len(data) <= _SMALL
+            files.append(data if small else b"")
+    spent("read", clock() - start)
+    return files
 
 
 def _height_and_width(size: Any) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
+from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.output import Form
 from penstock.images.transforms.targets import close_target, open_canvas
@@ -88,6 +89,13 @@ class Transform:
 
     def apply(self, canvas: Canvas) -> None:
         """Change the image on the canvas, with its masks and boxes."""
+        raise NotImplementedError
+
+    draws: int | None = None
+    """The most random numbers that ``plan`` draws for an image; None for steps without ``plan``."""
+
+    def plan(self, batch: Batch) -> None:
+        """Change several images as ``apply`` changes one. It counts only in the class that defines ``apply``."""
         raise NotImplementedError
 
     def leaves(self, form: Form) -> Form:

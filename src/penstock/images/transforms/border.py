@@ -86,7 +86,7 @@ def fill_bits(fill: float | tuple[float, ...], conversion: Conversion) -> npt.ND
     It is what OpenCV rounds `fill` to. One value if all are equal, which NumPy fills faster.
     """
     made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=fill_values(fill, 3))
-    values = look_up_table(conversion, 3)[np.arange(3), made[0, 0]]
+    values: npt.NDArray[Any] = look_up_table(conversion, 3)[np.arange(3), made[0, 0]]
     if (values == values[0]).all():
         return values[:1]
     return values if conversion.channels_last else values[:, None, None]

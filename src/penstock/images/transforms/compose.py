@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform
+from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.external import adapt
 from penstock.images.transforms.output import Form
@@ -35,6 +36,7 @@ class Compose(Transform):
     Attributes:
         pure: whether all steps draw only from `penstock.generator()` and may be used by several threads.
         form: the known properties of the resulting images.
+        draws: the most random numbers that a `Batch` of images draws for each; None if a step cannot be planned.
 
     A chain can be pickled if its steps can.
     """
@@ -53,6 +55,9 @@ class Compose(Transform):
                 self._steps.append(step if isinstance(step, Transform) else adapt(step))
         self.pure = all(step.pure for step in self._steps)
         self.form = self.leaves(Form())
+        draws = [_most_draws(step) for step in self._steps]
+        own = type(self).apply is not Compose.apply
+        self.draws = None if own or None in draws else sum(number for number in draws if number is not None)
 
     def leaves(self, form: Form) -> Form:
         for step in self._steps:
@@ -63,5 +68,15 @@ class Compose(Transform):
         for step in self._steps:
             step.apply(canvas)
 
+    def plan(self, batch: Batch) -> None:
+        for step in self._steps:
+            step.plan(batch)
+
     def __repr__(self) -> str:
         return f"Compose({self.transforms!r})"
+
+
+def _most_draws(step: Transform) -> int | None:
+    """Return how many random numbers a step draws if it has a plan; None if its class has another ``apply``."""
+    owner = next(kind for kind in type(step).__mro__ if "apply" in vars(kind))
+    return step.draws if "plan" in vars(owner) else None

@@ -58,7 +58,7 @@ class RandomErasing(Transform):
         if not bernoulli(self.p):
             return
         height, width = canvas.size
-        for tall, wide in draw_sides(height * width, self.scale, self.ratio):
+        for tall, wide in draw_sides(height * width, self.scale, self.ratio, generator().random):
             if 0 < tall < height and 0 < wide < width:
                 random = generator().random
                 top, left = int(random() * (height - tall + 1)), int(random() * (width - wide + 1))

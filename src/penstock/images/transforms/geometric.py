@@ -6,11 +6,14 @@ All apply to masks and boxes, too. Positions and sizes are whole pixels and depe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
+
+import numpy as np
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images.transforms.base import Size, Transform, bernoulli, check_bool, check_probability, check_size
+from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
@@ -54,9 +57,10 @@ def check_interval(values: Sequence[float], name: str) -> tuple[float, float]:
     return float(values[0]), float(values[1])
 
 
-def draw_sides(area: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Iterator[tuple[int, int]]:
+def draw_sides(
+    area: int, scale: tuple[float, float], ratio: tuple[float, float], random: Callable[[], float]
+) -> Iterator[tuple[int, int]]:
     """Draw the sides of a rectangle ten times: `scale` is its share of the area, `ratio` first side over second."""
-    random = generator().random
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
         part = area * (scale[0] + (scale[1] - scale[0]) * random())
@@ -98,16 +102,23 @@ class RandomResizedCrop(Transform):
     def apply(self, canvas: Canvas) -> None:
         if canvas.view.resized:
             canvas.pixels = canvas.pixels
-        view = canvas.view.crop(*self._box(*canvas.size))
+        view = canvas.view.crop(*self._box(*canvas.size, generator().random))
         made = view.resize(*self.size, interpolation=self.interpolation, antialias=self.antialias)
         assert made is not None
         canvas.look(made)
 
-    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
+    draws = 22
+
+    def plan(self, batch: Batch) -> None:
+        batch.decline(batch.resized)
+        top, left, height, width = np.array(batch.draw_each(self._box, (0, 0, 1, 1))).reshape(-1, 4).T
+        batch.crop(~batch.declined, top, left, height, width)
+        batch.resize(*self.size, interpolation=self.interpolation, antialias=self.antialias)
+
+    def _box(self, height: int, width: int, random: Callable[[], float]) -> tuple[int, int, int, int]:
         """Return (top, left, height, width) of the crop."""
-        for wide, tall in draw_sides(height * width, self.scale, self.ratio):
+        for wide, tall in draw_sides(height * width, self.scale, self.ratio, random):
             if 0 < wide <= width and 0 < tall <= height:
-                random = generator().random
                 return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
         shape = min(max(width / height, self.ratio[0]), self.ratio[1])
         wide, tall = min(width, max(1, round(height * shape))), min(height, max(1, round(width / shape)))
@@ -142,6 +153,14 @@ class CenterCrop(Transform):
         # As in torchvision, halves are rounded to even.
         top, left = round((canvas.size[0] - height) / 2), round((canvas.size[1] - width) / 2)
         canvas.look(canvas.view.crop(top, left, height, width))
+
+    draws = 1
+
+    def plan(self, batch: Batch) -> None:
+        (height, width), chosen = self.size, batch.chosen(self.p)
+        batch.decline(chosen & ((batch.height < height) | (batch.width < width)))
+        top, left = np.rint((batch.height - height) / 2), np.rint((batch.width - width) / 2)
+        batch.crop(chosen, top, left, height, width)
 
     def leaves(self, form: Form) -> Form:
         return _cropped(form, self.size, self.p)
@@ -197,6 +216,20 @@ class RandomCrop(Transform):
         x = int(random() * (left + wide + right + narrow - width + 1)) - left
         canvas.window(y, x, height, width, mode=MODES[self.padding_mode], fill=self.fill)
 
+    draws = 3
+
+    def plan(self, batch: Batch) -> None:
+        (height, width), (left, top, right, bottom), chosen = self.size, self.padding, batch.chosen(self.p)
+        short = np.maximum(0, height - batch.height - top - bottom)
+        narrow = np.maximum(0, width - batch.width - left - right)
+        if not self.pad_if_needed:
+            batch.decline(chosen & ((short > 0) | (narrow > 0)))
+        down = top + short + batch.height + bottom + short - height + 1
+        across = left + narrow + batch.width + right + narrow - width + 1
+        y = (batch.random(chosen) * down).astype(np.int64) - (top + short)
+        x = (batch.random(chosen) * across).astype(np.int64) - (left + narrow)
+        batch.window(chosen, y, x, height, width, constant=self.padding_mode == "constant", fill=self.fill)
+
     def leaves(self, form: Form) -> Form:
         return _cropped(form, self.size, self.p)
 
@@ -240,6 +273,18 @@ class Resize(Transform):
         how: dict[str, Any] = {"interpolation": self.interpolation, "antialias": self.antialias}
         canvas.resize(lambda view: view.resize(height, width, **how))
 
+    draws = 0
+
+    def plan(self, batch: Batch) -> None:
+        height: Any
+        width: Any
+        if isinstance(self.size, tuple):
+            height, width = self.size
+        else:
+            sizes = zip(batch.height.tolist(), batch.width.tolist(), strict=True)
+            height, width = np.array([self._sides(*size, self.size) for size in sizes]).reshape(-1, 2).T
+        batch.resize(height, width, interpolation=self.interpolation, antialias=self.antialias)
+
     def _sides(self, height: int, width: int, short: int | None) -> tuple[int, int]:
         least, most = min(height, width), max(height, width)
         if short is None:
@@ -267,6 +312,11 @@ class _Flip(Transform):
     def apply(self, canvas: Canvas) -> None:
         if generator().random() < self.p:
             canvas.mirror(upside_down=self._upside_down)
+
+    draws = 1
+
+    def plan(self, batch: Batch) -> None:
+        batch.mirror(batch.random() < self.p, upside_down=self._upside_down)
 
 
 class HorizontalFlip(_Flip):

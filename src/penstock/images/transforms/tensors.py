@@ -8,6 +8,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform, check_bool
+from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Conversion, Form, check_channels
 
@@ -45,6 +46,12 @@ class ToTensor(Transform):
         before = canvas.conversion or Conversion(self.dtype, self.channels_last)
         canvas.conversion = before._replace(dtype=self.dtype, channels_last=self.channels_last)
 
+    draws = 0
+
+    def plan(self, batch: Batch) -> None:
+        before = batch.conversion or Conversion(self.dtype, self.channels_last)
+        batch.conversion = before._replace(dtype=self.dtype, channels_last=self.channels_last)
+
     def leaves(self, form: Form) -> Form:
         return form._replace(dtype=self.dtype, channels_last=self.channels_last)
 
@@ -74,6 +81,15 @@ class Normalize(Transform):
             canvas.conversion = conversion._replace(mean=self.mean, std=self.std)
         else:
             canvas.after.append(self._normalize)
+
+    draws = 0
+
+    def plan(self, batch: Batch) -> None:
+        conversion = batch.conversion
+        if conversion is not None and not conversion.mean:
+            batch.conversion = conversion._replace(mean=self.mean, std=self.std)
+        else:
+            batch.decline(~batch.declined)
 
     def _normalize(self, tensor: torch.Tensor) -> None:
         check_channels(self.mean, tensor.shape[0])
