@@ -10,7 +10,7 @@ import pytest
 from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise, of_short_codes
+from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_hand, by_opencv, jpeg, noise, of_short_codes
 
 from penstock.images import native
 
@@ -89,6 +89,16 @@ def test_codes_that_no_encoder_chooses() -> None:
     """What is passed over at once is never taken for the end of a block, nor is the picture another one."""
     for seed in range(50):
         check(of_short_codes(seed), (0.0, 16.0, 40.0, 24.0), 1)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+@pytest.mark.parametrize("dc", [1363, 1364, 1366, 1367, 1500, 2047])
+def test_dc_values_beyond_those_of_pictures(dc: int, scale: int) -> None:
+    """At an eighth of the size, libjpeg makes black of what is brighter than white by far."""
+    for value in (dc, 2047 - dc):  # the second one stands for -dc
+        data = by_hand(0xC0, (8, 8), {11: "0"}, {0: "0"}, (0, 63), f"0{value:011b}0")
+        factors = data.replace(b"\0" + b"\1" * 64, b"\0\3" + b"\1" * 63)
+        check(factors, (0.0, 0.0, 8.0, 8.0), scale, 1)
 
 
 def test_real_files(data_dir: Path) -> None:

@@ -1,7 +1,7 @@
-/* The transform is that of Loeffler, Ligtenberg and Moschytz (ICASSP 1989) as libjpeg rounds it: constants of 13 bits, 2
- * more bits between the passes, one rounding at the end of each. All else is exact, so each output is a sum of inputs
- * times whole numbers, in whatever order, and vectors make these sums two products at a time. A block of half, a quarter
- * or an eighth of the size is that of libjpeg's reduced transforms.
+/* The transform is that of Loeffler, Ligtenberg and Moschytz (ICASSP 1989) as libjpeg rounds it: constants of 13 bits,
+ * 2 more bits between the passes, one rounding at the end of each. All else is exact, so each output is a sum of inputs
+ * times whole numbers, in whatever order, and vectors make these sums two products at a time. A block of half, a
+ * quarter or an eighth of the size is that of libjpeg's reduced transforms.
  *
  * Most blocks have few coefficients, all of low frequencies: those get by with half of the sums.
  */
@@ -11,137 +11,135 @@
 
 #include "cpu.h"
 
-#define CONSTANT 13 /* bits */
-#define EXTRA 2     /* bits that the first pass leaves */
-#define FEW 9       /* coefficients up to this one, in zigzag order, are of the first four rows and columns */
+#define CONST_BITS 13
+#define PASS1_BITS 2
+#define COLUMN_BITS (CONST_BITS - PASS1_BITS)  /* that the pass over columns drops */
+#define ROW_BITS (CONST_BITS + PASS1_BITS + 3) /* that the pass over rows drops */
+#define LAST_LOW 9 /* coefficients up to this one, in zigzag order, are of the first four rows and columns */
 
-static inline uint8_t clamped(int value)
+static inline uint8_t to_sample(int value)
 {
     value += 128;
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-static inline int rounded(int value, int bits)
+static inline int descale(int value, int bits)
 {
     return (value + (1 << (bits - 1))) >> bits;
 }
 
-/* Eight values, `step` apart, into eight others. */
-static inline void transform8(const int *in, int *out, int step, int bits)
+/* One pass of a transform: eight values, `step` apart, into eight others, four or two. */
+
+static inline void pass8(const int *in, int *out, int step, int bits)
 {
     const int i0 = in[0], i1 = in[step], i2 = in[2 * step], i3 = in[3 * step], i4 = in[4 * step], i5 = in[5 * step],
               i6 = in[6 * step], i7 = in[7 * step];
-    const int sum = (i0 + i4) * (1 << CONSTANT), difference = (i0 - i4) * (1 << CONSTANT);
+    const int sum = (i0 + i4) * (1 << CONST_BITS), difference = (i0 - i4) * (1 << CONST_BITS);
     const int wide = 10703 * i2 + 4433 * i6, narrow = 4433 * i2 - 10704 * i6;
     const int even[4] = {sum + wide, difference + narrow, difference - narrow, sum - wide};
     const int odd[4] = {11363 * i1 + 9633 * i3 + 6437 * i5 + 2260 * i7, 9633 * i1 - 2259 * i3 - 11362 * i5 - 6436 * i7,
                         6437 * i1 - 11362 * i3 + 2261 * i5 + 9633 * i7, 2260 * i1 - 6436 * i3 + 9633 * i5 - 11363 * i7};
     for (int k = 0; k < 4; k++) {
-        out[k * step] = rounded(even[k] + odd[k], bits);
-        out[(7 - k) * step] = rounded(even[k] - odd[k], bits);
+        out[k * step] = descale(even[k] + odd[k], bits);
+        out[(7 - k) * step] = descale(even[k] - odd[k], bits);
     }
 }
 
-static inline void transform4(const int *in, int *out, int step, int bits)
+static inline void pass4(const int *in, int *out, int step, int bits)
 {
     const int i1 = in[step], i3 = in[3 * step], i5 = in[5 * step], i7 = in[7 * step];
-    const int first = in[0] * (1 << (CONSTANT + 1)), even = 15137 * in[2 * step] - 6270 * in[6 * step];
+    const int first = in[0] * (1 << (CONST_BITS + 1)), even = 15137 * in[2 * step] - 6270 * in[6 * step];
     const int outer = 20995 * i1 + 7373 * i3 - 4926 * i5 - 4176 * i7;
     const int inner = 8697 * i1 - 17799 * i3 + 11893 * i5 - 1730 * i7;
-    out[0] = rounded(first + even + outer, bits + 1);
-    out[step] = rounded(first - even + inner, bits + 1);
-    out[2 * step] = rounded(first - even - inner, bits + 1);
-    out[3 * step] = rounded(first + even - outer, bits + 1);
+    out[0] = descale(first + even + outer, bits + 1);
+    out[step] = descale(first - even + inner, bits + 1);
+    out[2 * step] = descale(first - even - inner, bits + 1);
+    out[3 * step] = descale(first + even - outer, bits + 1);
 }
 
-static inline void transform2(const int *in, int *out, int step, int bits)
+static inline void pass2(const int *in, int *out, int step, int bits)
 {
-    const int first = in[0] * (1 << (CONSTANT + 2));
+    const int first = in[0] * (1 << (CONST_BITS + 2));
     const int odd = 29692 * in[step] - 10426 * in[3 * step] + 6967 * in[5 * step] - 5906 * in[7 * step];
-    out[0] = rounded(first + odd, bits + 2);
-    out[step] = rounded(first - odd, bits + 2);
+    out[0] = descale(first + odd, bits + 2);
+    out[step] = descale(first - odd, bits + 2);
 }
 
-static inline void plain(const int16_t *block, int size, uint8_t *out, ptrdiff_t stride,
-                         void (*transform)(const int *, int *, int, int))
+static inline void idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t stride,
+                        void (*pass)(const int *, int *, int, int))
 {
-    int coefficients[64], columns[64] = {0}, rows[64];
+    int coefficients[64], columns[64] = {0}, row[8];
     for (int i = 0; i < 64; i++)
         coefficients[i] = block[i];
     for (int x = 0; x < 8; x++)
-        transform(coefficients + x, columns + x, 8, CONSTANT - EXTRA);
+        pass(coefficients + x, columns + x, 8, COLUMN_BITS);
     for (int y = 0; y < size; y++) {
-        transform(columns + 8 * y, rows, 1, CONSTANT + EXTRA + 3);
+        pass(columns + 8 * y, row, 1, ROW_BITS);
         for (int x = 0; x < size; x++)
-            out[y * stride + x] = clamped(rows[x]);
+            out[y * stride + x] = to_sample(row[x]);
     }
-}
-
-static void fill(int value, int size, uint8_t *out, ptrdiff_t stride)
-{
-    uint8_t sample = clamped(rounded(value, 3));
-    for (int y = 0; y < size; y++)
-        memset(out + y * stride, sample, (size_t)size);
 }
 
 #if PST_AVX2_COMPILED
 
-/* Two values, 16 bits each, for a multiply-add of pairs. */
-#define PAIR(a, b) (int)((uint32_t)(uint16_t)(int16_t)(a) | (uint32_t)(uint16_t)(int16_t)(b) << 16)
-#define TIMES(pairs, a, b) _mm256_madd_epi16(pairs, _mm256_set1_epi32(PAIR(a, b)))
-#define TIMES4(pairs, a, b) _mm_madd_epi16(pairs, _mm_set1_epi32(PAIR(a, b)))
+/* Two constants of 16 bits for a multiply-add of pairs. */
+#define PAIR(a, b) _mm256_set1_epi32((int)((uint32_t)((a)&0xFFFF) | (uint32_t)(b) << 16))
+#define MADD(pairs, a, b) _mm256_madd_epi16(pairs, PAIR(a, b))
 
-/* One pass over eight columns: 32 bits each, from pairs of rows. */
-PST_AVX2_INLINE void pass8(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
+/* The end of a pass: even and odd part, of which the even one is rounded already. */
+PST_AVX2_INLINE void butterfly(const __m256i even[4], const __m256i odd[4], const int bits, __m256i out[8])
 {
-    const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
-    const __m256i sum = _mm256_add_epi32(TIMES(p04, 8192, 8192), half);
-    const __m256i difference = _mm256_add_epi32(TIMES(p04, 8192, -8192), half);
-    const __m256i wide = TIMES(p26, 10703, 4433), narrow = TIMES(p26, 4433, -10704);
-    const __m256i even[4] = {_mm256_add_epi32(sum, wide), _mm256_add_epi32(difference, narrow),
-                             _mm256_sub_epi32(difference, narrow), _mm256_sub_epi32(sum, wide)};
-    const __m256i odd[4] = {_mm256_add_epi32(TIMES(p15, 11363, 6437), TIMES(p37, 9633, 2260)),
-                            _mm256_add_epi32(TIMES(p15, 9633, -11362), TIMES(p37, -2259, -6436)),
-                            _mm256_add_epi32(TIMES(p15, 6437, 2261), TIMES(p37, -11362, 9633)),
-                            _mm256_add_epi32(TIMES(p15, 2260, 9633), TIMES(p37, -6436, -11363))};
     for (int k = 0; k < 4; k++) {
         out[k] = _mm256_srai_epi32(_mm256_add_epi32(even[k], odd[k]), bits);
         out[7 - k] = _mm256_srai_epi32(_mm256_sub_epi32(even[k], odd[k]), bits);
     }
 }
 
-/* The same where only the first four rows have anything. */
-PST_AVX2_INLINE void pass4(__m256i p02, __m256i p13, const int bits, __m256i out[8])
+/* One pass over eight columns: 32 bits each, from pairs of rows. */
+PST_AVX2_INLINE void pass_all(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
 {
     const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
-    const __m256i even[4] = {TIMES(p02, 8192, 10703), TIMES(p02, 8192, 4433), TIMES(p02, 8192, -4433),
-                             TIMES(p02, 8192, -10703)};
-    const __m256i odd[4] = {TIMES(p13, 11363, 9633), TIMES(p13, 9633, -2259), TIMES(p13, 6437, -11362),
-                            TIMES(p13, 2260, -6436)};
-    for (int k = 0; k < 4; k++) {
-        const __m256i base = _mm256_add_epi32(even[k], half);
-        out[k] = _mm256_srai_epi32(_mm256_add_epi32(base, odd[k]), bits);
-        out[7 - k] = _mm256_srai_epi32(_mm256_sub_epi32(base, odd[k]), bits);
-    }
+    const __m256i sum = _mm256_add_epi32(MADD(p04, 8192, 8192), half);
+    const __m256i difference = _mm256_add_epi32(MADD(p04, 8192, -8192), half);
+    const __m256i wide = MADD(p26, 10703, 4433), narrow = MADD(p26, 4433, -10704);
+    const __m256i even[4] = {_mm256_add_epi32(sum, wide), _mm256_add_epi32(difference, narrow),
+                             _mm256_sub_epi32(difference, narrow), _mm256_sub_epi32(sum, wide)};
+    const __m256i odd[4] = {_mm256_add_epi32(MADD(p15, 11363, 6437), MADD(p37, 9633, 2260)),
+                            _mm256_add_epi32(MADD(p15, 9633, -11362), MADD(p37, -2259, -6436)),
+                            _mm256_add_epi32(MADD(p15, 6437, 2261), MADD(p37, -11362, 9633)),
+                            _mm256_add_epi32(MADD(p15, 2260, 9633), MADD(p37, -6436, -11363))};
+    butterfly(even, odd, bits, out);
 }
 
-PST_AVX2_INLINE __m256i pair_of(__m128i a, __m128i b)
+/* The same where only the first four rows have anything. */
+PST_AVX2_INLINE void pass_low(__m256i p02, __m256i p13, const int bits, __m256i out[8])
+{
+    const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
+    const __m256i even[4] = {
+        _mm256_add_epi32(MADD(p02, 8192, 10703), half), _mm256_add_epi32(MADD(p02, 8192, 4433), half),
+        _mm256_add_epi32(MADD(p02, 8192, -4433), half), _mm256_add_epi32(MADD(p02, 8192, -10703), half)};
+    const __m256i odd[4] = {MADD(p13, 11363, 9633), MADD(p13, 9633, -2259), MADD(p13, 6437, -11362),
+                            MADD(p13, 2260, -6436)};
+    butterfly(even, odd, bits, out);
+}
+
+PST_AVX2_INLINE __m256i interleave(__m128i a, __m128i b)
 {
     return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
 }
 
-/* What comes out of the last pass is columns, 32 bits each. */
-PST_AVX2_INLINE void store8(const __m256i columns[8], uint8_t *out, ptrdiff_t stride)
+/* What comes out of the pass over rows is columns, 32 bits each. */
+PST_AVX2_INLINE void store_block(const __m256i columns[8], uint8_t *out, ptrdiff_t stride)
 {
-    const __m256i turn = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13,
-                                          2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i transpose = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5,
+                                               9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m256i middle = _mm256_set1_epi8((char)128);
-    __m256i left = _mm256_packs_epi16(_mm256_packs_epi32(columns[0], columns[1]),
-                                      _mm256_packs_epi32(columns[2], columns[3]));
-    __m256i right = _mm256_packs_epi16(_mm256_packs_epi32(columns[4], columns[5]),
-                                       _mm256_packs_epi32(columns[6], columns[7]));
-    left = _mm256_shuffle_epi8(_mm256_xor_si256(left, middle), turn);
-    right = _mm256_shuffle_epi8(_mm256_xor_si256(right, middle), turn);
+    __m256i left =
+        _mm256_packs_epi16(_mm256_packs_epi32(columns[0], columns[1]), _mm256_packs_epi32(columns[2], columns[3]));
+    __m256i right =
+        _mm256_packs_epi16(_mm256_packs_epi32(columns[4], columns[5]), _mm256_packs_epi32(columns[6], columns[7]));
+    left = _mm256_shuffle_epi8(_mm256_xor_si256(left, middle), transpose);
+    right = _mm256_shuffle_epi8(_mm256_xor_si256(right, middle), transpose);
     const __m256i upper = _mm256_unpacklo_epi32(left, right), lower = _mm256_unpackhi_epi32(left, right);
     const __m128i rows[4] = {_mm256_castsi256_si128(upper), _mm256_castsi256_si128(lower),
                              _mm256_extracti128_si256(upper, 1), _mm256_extracti128_si256(lower, 1)};
@@ -151,13 +149,14 @@ PST_AVX2_INLINE void store8(const __m256i columns[8], uint8_t *out, ptrdiff_t st
     }
 }
 
-PST_AVX2 static void all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
+PST_AVX2 static void idct_all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
 {
     __m128i r[8];
     __m256i sums[8];
     for (int i = 0; i < 8; i++)
         r[i] = _mm_load_si128((const __m128i *)(const void *)(block + 8 * i));
-    pass8(pair_of(r[0], r[4]), pair_of(r[1], r[5]), pair_of(r[2], r[6]), pair_of(r[3], r[7]), CONSTANT - EXTRA, sums);
+    pass_all(interleave(r[0], r[4]), interleave(r[1], r[5]), interleave(r[2], r[6]), interleave(r[3], r[7]),
+             COLUMN_BITS, sums);
     /* Rows 0 and 1, 2 and 3, 4 and 5, 6 and 7: columns 0 to 3 in the lower half, 4 to 7 in the upper one. */
     const __m256i a = _mm256_packs_epi32(sums[0], sums[1]), b = _mm256_packs_epi32(sums[2], sums[3]),
                   c = _mm256_packs_epi32(sums[4], sums[5]), d = _mm256_packs_epi32(sums[6], sums[7]);
@@ -165,58 +164,53 @@ PST_AVX2 static void all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stri
                   dc = _mm256_unpackhi_epi16(c, d);
     const __m256i first = _mm256_unpacklo_epi16(ab, ba), second = _mm256_unpackhi_epi16(ab, ba),
                   third = _mm256_unpacklo_epi16(cd, dc), fourth = _mm256_unpackhi_epi16(cd, dc);
-    const __m256i c01 = _mm256_permute2x128_si256(first, third, 0x20), c45 = _mm256_permute2x128_si256(first, third, 0x31),
+    const __m256i c01 = _mm256_permute2x128_si256(first, third, 0x20),
+                  c45 = _mm256_permute2x128_si256(first, third, 0x31),
                   c23 = _mm256_permute2x128_si256(second, fourth, 0x20),
                   c67 = _mm256_permute2x128_si256(second, fourth, 0x31);
-    pass8(_mm256_unpacklo_epi16(c01, c45), _mm256_unpackhi_epi16(c01, c45), _mm256_unpacklo_epi16(c23, c67),
-          _mm256_unpackhi_epi16(c23, c67), CONSTANT + EXTRA + 3, sums);
-    store8(sums, out, stride);
+    pass_all(_mm256_unpacklo_epi16(c01, c45), _mm256_unpackhi_epi16(c01, c45), _mm256_unpacklo_epi16(c23, c67),
+             _mm256_unpackhi_epi16(c23, c67), ROW_BITS, sums);
+    store_block(sums, out, stride);
 }
 
-PST_AVX2 static void few_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
+/* Of a block that has nothing outside the first four rows and columns. */
+PST_AVX2 static void idct_low_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
 {
-    __m128i r[4];
+    __m128i r[4], rows[8];
     __m256i sums[8];
     for (int i = 0; i < 4; i++)
         r[i] = _mm_loadl_epi64((const __m128i *)(const void *)(block + 8 * i));
-    const __m128i p02 = _mm_unpacklo_epi16(r[0], r[2]), p13 = _mm_unpacklo_epi16(r[1], r[3]);
-    const __m128i half = _mm_set1_epi32(1 << (CONSTANT - EXTRA - 1));
-    const __m128i even[4] = {TIMES4(p02, 8192, 10703), TIMES4(p02, 8192, 4433), TIMES4(p02, 8192, -4433),
-                             TIMES4(p02, 8192, -10703)};
-    const __m128i odd[4] = {TIMES4(p13, 11363, 9633), TIMES4(p13, 9633, -2259), TIMES4(p13, 6437, -11362),
-                            TIMES4(p13, 2260, -6436)};
-    __m128i rows[8];
-    for (int k = 0; k < 4; k++) {
-        const __m128i base = _mm_add_epi32(even[k], half);
-        rows[k] = _mm_srai_epi32(_mm_add_epi32(base, odd[k]), CONSTANT - EXTRA);
-        rows[7 - k] = _mm_srai_epi32(_mm_sub_epi32(base, odd[k]), CONSTANT - EXTRA);
-    }
+    pass_low(_mm256_castsi128_si256(_mm_unpacklo_epi16(r[0], r[2])),
+             _mm256_castsi128_si256(_mm_unpacklo_epi16(r[1], r[3])), COLUMN_BITS, sums);
+    for (int k = 0; k < 8; k++)
+        rows[k] = _mm256_castsi256_si128(sums[k]);
     const __m256i ac = _mm256_set_m128i(_mm_packs_epi32(rows[4], rows[5]), _mm_packs_epi32(rows[0], rows[1]));
     const __m256i bd = _mm256_set_m128i(_mm_packs_epi32(rows[6], rows[7]), _mm_packs_epi32(rows[2], rows[3]));
     const __m256i low = _mm256_unpacklo_epi16(ac, bd), high = _mm256_unpackhi_epi16(ac, bd);
     const __m256i c01 = _mm256_unpacklo_epi16(low, high), c23 = _mm256_unpackhi_epi16(low, high);
-    pass4(_mm256_unpacklo_epi16(c01, c23), _mm256_unpackhi_epi16(c01, c23), CONSTANT + EXTRA + 3, sums);
-    store8(sums, out, stride);
+    pass_low(_mm256_unpacklo_epi16(c01, c23), _mm256_unpackhi_epi16(c01, c23), ROW_BITS, sums);
+    store_block(sums, out, stride);
 }
 
 #endif
 
-/* Samples of one block: `size` is 8, 4, 2 or 1. `block` has 64 coefficients row by row, aligned to 16 bytes, none behind
- * the one that is `last` in zigzag order. */
-void idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stride, int avx2)
+void pst_idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stride, int avx2)
 {
-    if (last == 0 || size == 1)
-        fill(block[0], size, out, stride);
+    if (last == 0 || size == 1) {
+        const uint8_t sample = to_sample(descale(block[0], 3));
+        for (int y = 0; y < size; y++)
+            memset(out + y * stride, sample, (size_t)size);
+    }
 #if PST_AVX2_COMPILED
-    else if (size == 8 && avx2 && last <= FEW)
-        few_avx2(block, out, stride);
+    else if (size == 8 && avx2 && last <= LAST_LOW)
+        idct_low_avx2(block, out, stride);
     else if (size == 8 && avx2)
-        all_avx2(block, out, stride);
+        idct_all_avx2(block, out, stride);
 #endif
     else if (size == 8)
-        plain(block, 8, out, stride, transform8);
+        idct(block, 8, out, stride, pass8);
     else if (size == 4)
-        plain(block, 4, out, stride, transform4);
+        idct(block, 4, out, stride, pass4);
     else
-        plain(block, 2, out, stride, transform2);
+        idct(block, 2, out, stride, pass2);
 }

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stride, int avx2);
+/* Write the samples of a block, `size` (8, 4, 2 or 1) of a side. `block` has 64 coefficients row by row, aligned to 16
+ * bytes, none behind the one that is `last` in zigzag order. */
+void pst_idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stride, int avx2);
 
 #endif

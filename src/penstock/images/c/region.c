@@ -1,6 +1,6 @@
-/* libjpeg decodes all blocks from the first row of the image to the last one of a box, and all columns of these. Here only
- * blocks that the box needs are decoded. Others are passed over, or not looked at where an index or restart markers tell
- * where to go on. Rows of pixels come out as soon as a row of MCUs is there, so memory is that of one.
+/* libjpeg decodes all blocks from the first row of the image to the last one of a box, and all columns of these. Here
+ * only blocks that the box needs are decoded. Others are skipped, or not looked at where an index or restart markers
+ * tell where to go on. Rows of pixels come out as soon as a row of MCUs is there, so memory is that of one.
  *
  * Samples beyond the edges of the image are copies of those at the edges, so that upsampling is one formula.
  */
@@ -8,224 +8,215 @@
 
 #include <string.h>
 
+#include "color.h"
+#include "cpu.h"
 #include "idct.h"
 #include "upsample.h"
-#include "cpu.h"
 
-#define BEFORE 32 /* bytes in front of a row of samples */
+#define PADDING 32        /* bytes in front of a row of samples */
+#define MAX_DC_ALONE 4091 /* of a DC value that is a pixel: beyond it libjpeg does not clamp */
 
 static size_t padded(long samples)
 {
-    return (size_t)(BEFORE + samples + PIXELS_SLACK + 31) / 32 * 32;
+    return (size_t)(PADDING + samples + PST_SLACK + 31) / 32 * 32;
 }
 
-static long ceil_div(long value, long by)
+static long ceil_div(long value, long divisor)
 {
-    return (value + by - 1) / by;
+    return (value + divisor - 1) / divisor;
 }
 
-/* The samples of a component, as libjpeg would have them: 0 where it upsamples in another way than here. */
-static int open_component(component *c, const pst_region *b, const pst_frame *frame, int number, int scale)
+static long min_of(long a, long b)
 {
-    const pst_frame_component *from = &frame->component[number];
-    c->size = 8 / scale;
-    c->across = from->h;
-    c->down = from->v;
-    /* libjpeg shrinks colours of half the size less, where that makes upsampling unnecessary. */
-    if (scale > 1 && b->width == 2 * c->size * c->across && b->height == 2 * c->size * c->down)
-        c->size *= 2;
-    c->columns = c->across * c->size;
-    c->rows = c->down * c->size;
-    c->width = ceil_div(frame->width * c->columns, frame->mcu_width);
-    c->height = ceil_div(frame->height * c->rows, frame->mcu_height);
-    c->twice_across = b->width == 2 * c->columns;
-    c->twice_down = b->height == 2 * c->rows;
-    make_quantiser(&c->by, frame->factors[from->quantisation]);
-    /* Without neighbours to look at, libjpeg upsamples in other ways. */
-    return !c->twice_across || (c->width > 2 && scale < 8);
+    return a < b ? a : b;
 }
 
-int pst_region_open(pst_region *b, const pst_frame *frame, const uint8_t *data, size_t size, const uint8_t *entries,
-                    size_t entries_size, int channels, int scale, const long box[4], int simd)
+static long max_of(long a, long b)
+{
+    return a > b ? a : b;
+}
+
+int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *data, size_t size,
+                    const uint8_t *entries, size_t entries_size, int channels, int scale, const long box[4], int simd)
 {
     if ((channels != 1 && channels != 3) || (scale != 1 && scale != 2 && scale != 4 && scale != 8) || box[0] < 0 ||
-        box[1] < 0 || box[0] >= box[2] || box[1] >= box[3] || box[2] > ceil_div(frame->width, scale) ||
+        box[0] >= box[2] || box[2] > ceil_div(frame->width, scale) || box[1] < 0 || box[1] >= box[3] ||
         box[3] > ceil_div(frame->height, scale))
         return 0;
-    open_scan(&b->scan, &b->tables, frame);
-    int context = 0;
-    b->channels = channels;
-    b->avx2 = simd && pst_cpu_has_avx2();
-    b->width = frame->mcu_width / scale;
-    b->height = frame->mcu_height / scale;
-    b->late = 0;
-    for (int i = 0; i < b->scan.components; i++) {
-        component *c = &b->components[i];
-        c->wanted = i == 0 || channels == 3;
-        if (!open_component(c, b, frame, i, scale))
-            return 0;
-        b->late |= c->wanted && c->twice_down;
-        context |= c->wanted && c->twice_across;
+    region->channels = channels;
+    region->components = channels == 1 ? 1 : frame->components;
+    region->avx2 = simd && pst_cpu_has_avx2();
+    region->mcu_width = frame->mcu_width / scale;
+    region->mcu_height = frame->mcu_height / scale;
+    for (int i = 0; i < frame->components; i++) {
+        const pst_frame_component *component = &frame->component[i];
+        pst_plane *plane = &region->planes[i];
+        plane->h = component->h;
+        plane->v = component->v;
+        plane->block_size = 8 / scale;
+        /* libjpeg shrinks colours of half the size less, so that there is nothing to upsample. */
+        if (scale > 1 && frame->component[0].v == 2 && i > 0)
+            plane->block_size *= 2;
+        plane->mcu_width = plane->h * plane->block_size;
+        plane->mcu_height = plane->v * plane->block_size;
+        plane->width = ceil_div(frame->width * plane->mcu_width, frame->mcu_width);
+        plane->height = ceil_div(frame->height * plane->mcu_height, frame->mcu_height);
+        memcpy(plane->factors, frame->factors[component->quantisation], 64);
+        memset(plane->factors + 64, 0, sizeof plane->factors - 64);
     }
-    b->image_height = ceil_div(frame->height, scale);
-    b->x = box[0];
-    b->y = box[1];
-    b->right = box[2];
-    b->bottom = box[3];
-    b->left = (b->x > context ? b->x - context : 0) / b->width;
-    b->top = (b->y > b->late ? b->y - b->late : 0) / b->height;
-    b->end = (b->right + context + b->width - 1) / b->width;
-    b->end = b->end < b->scan.wide ? b->end : b->scan.wide;
-    b->below = (b->bottom + b->late + b->height - 1) / b->height;
-    b->below = b->below < b->scan.high ? b->below : b->scan.high;
-    b->row = b->top;
-    b->stride = (size_t)(b->right - b->x) * (size_t)channels + PIXELS_SLACK;
-    return open_track(&b->track, &b->scan, data, size, frame->scan, frame->restart_interval, entries, entries_size);
-}
-
-size_t pst_entries_write(pst_region *b, const pst_frame *frame, const uint8_t *data, size_t size, long step, uint8_t *out,
-                         size_t capacity)
-{
-    if (frame->restart_interval || step < 1 || step > 65535)
+    const pst_plane *chroma = &region->planes[region->components - 1];
+    region->h2 = chroma->mcu_width < region->mcu_width;
+    region->v2 = chroma->mcu_height < region->mcu_height;
+    /* Without neighbours to look at, libjpeg upsamples in another way. */
+    if (region->h2 && (chroma->width <= 2 || scale == 8))
         return 0;
-    open_scan(&b->scan, &b->tables, frame);
-    return make_entries(&b->track, &b->scan, data, size, frame->scan, step, out, capacity);
+    region->left = box[0];
+    region->top = box[1];
+    region->right = box[2];
+    region->bottom = box[3];
+    /* With the column and the row around the box that upsampling looks at. */
+    region->mcu_left = max_of(region->left - region->h2, 0) / region->mcu_width;
+    region->mcu_right = min_of(ceil_div(region->right + region->h2, region->mcu_width), frame->mcus_per_row);
+    region->mcu_row = max_of(region->top - region->v2, 0) / region->mcu_height;
+    region->mcu_bottom = min_of(ceil_div(region->bottom + region->v2, region->mcu_height), frame->mcu_rows);
+    region->stride = (size_t)((region->right - region->left) * channels) + PST_SLACK;
+    return pst_scan_open(&region->scan, frame, data, size, entries, entries_size);
 }
 
-/* Rows of the plane of a component. */
-static size_t plane_rows(const component *c)
+size_t pst_region_scratch(const pst_region *region)
 {
-    return (size_t)c->rows + 2;
-}
-
-size_t pst_region_scratch(const pst_region *b)
-{
-    const long wide = b->end - b->left;
-    size_t size = b->stride * (size_t)(b->height + 1) + 2 * padded(wide * b->width);
-    for (int i = 0; i < b->scan.components; i++)
-        size += b->components[i].wanted ? plane_rows(&b->components[i]) * padded(wide * b->components[i].columns) : 0;
+    const long mcus = region->mcu_right - region->mcu_left;
+    size_t size = region->stride * (size_t)(region->mcu_height + 1) + 2 * padded(mcus * region->mcu_width);
+    for (int i = 0; i < region->components; i++)
+        size += (size_t)(region->planes[i].mcu_height + 2) * padded(mcus * region->planes[i].mcu_width);
     return size;
 }
 
-void pst_region_begin(pst_region *b, uint8_t *scratch)
+void pst_region_begin(pst_region *region, uint8_t *scratch)
 {
-    const long wide = b->end - b->left;
-    for (int i = 0; i < b->scan.components; i++) {
-        component *c = &b->components[i];
-        if (!c->wanted)
-            continue;
-        c->stride = padded(wide * c->columns);
-        c->plane = scratch + BEFORE;
-        scratch += plane_rows(c) * c->stride;
+    const long mcus = region->mcu_right - region->mcu_left;
+    for (int i = 0; i < region->components; i++) {
+        pst_plane *plane = &region->planes[i];
+        plane->stride = padded(mcus * plane->mcu_width);
+        plane->samples = scratch + PADDING;
+        scratch += (size_t)(plane->mcu_height + 2) * plane->stride;
     }
-    for (int i = 0; i < 2; i++, scratch += padded(wide * b->width))
-        b->colours[i] = scratch;
-    b->rows = scratch;
+    for (int i = 0; i < 2; i++, scratch += padded(mcus * region->mcu_width))
+        region->chroma[i] = scratch;
+    region->rows = scratch;
 }
 
 /* Decode the next MCU to a column of the planes. */
-static int decode_mcu(pst_region *b, long column)
+static int decode_mcu(pst_region *region, long column)
 {
-    track *t = &b->track;
+    pst_scan *scan = &region->scan;
     _Alignas(32) int16_t block[72];
-    for (int i = 0; i < b->scan.components; i++) {
-        const component *c = &b->components[i];
-        uint8_t *out = c->plane + c->stride + column * c->columns;
-        for (int k = 0; k < c->across * c->down; k++) {
-            uint8_t *to = out + (size_t)(k / c->across * c->size) * c->stride + k % c->across * c->size;
-            int last = 1;
-            ensure(&t->reader, BLOCK_BYTES);
-            if (!c->wanted || c->size == 1) {
-                if (!read_dc(&b->scan, &t->reader, i, &c->by, &t->dc[i], block))
+    for (int i = 0; i < scan->components; i++) {
+        const pst_plane *plane = &region->planes[i];
+        pst_block_decoder *decoder = &scan->decoders[i];
+        for (int k = 0; k < plane->h * plane->v; k++) {
+            int coefficients = 1;
+            if (i >= region->components || plane->block_size == 1) {
+                if (!pst_block_skip(decoder, &scan->reader))
                     return 0;
+                if (i >= region->components)
+                    continue;
+                const int dc = decoder->prediction * plane->factors[0];
+                if (dc < -MAX_DC_ALONE || dc > MAX_DC_ALONE)
+                    return 0;
+                block[0] = (int16_t)dc;
             } else {
                 memset(block, 0, 64 * sizeof *block);
-                last = read_block(&b->scan, &t->reader, i, &c->by, &t->dc[i], block);
-                if (!last)
+                coefficients = pst_block_decode(decoder, &scan->reader, plane->factors, block);
+                if (!coefficients)
                     return 0;
             }
-            if (c->wanted)
-                idct(block, last - 1, c->size, to, (ptrdiff_t)c->stride, b->avx2);
+            const size_t row = (size_t)(k / plane->h * plane->block_size) + 1;
+            uint8_t *out =
+                plane->samples + row * plane->stride + column * plane->mcu_width + k % plane->h * plane->block_size;
+            pst_idct(block, coefficients - 1, plane->block_size, out, (ptrdiff_t)plane->stride, region->avx2);
         }
     }
-    t->at++;
+    scan->mcu++;
     return 1;
 }
 
-/* Copy what is at the edges of the image beyond them. */
-static void extend(const pst_region *b, component *c)
+/* Copy the samples at the edges of the image beyond them. */
+static void extend_edges(const pst_region *region, pst_plane *plane)
 {
-    const long from = b->left * c->columns, left = c->width - from, rows = c->height - b->row * c->rows;
-    for (int y = 1; y <= c->rows; y++) {
-        uint8_t *row = c->plane + (size_t)y * c->stride;
-        if (b->left == 0)
+    uint8_t *rows = plane->samples + plane->stride; /* of the MCUs */
+    const long width = plane->width - region->mcu_left * plane->mcu_width;
+    const long height = plane->height - region->mcu_row * plane->mcu_height;
+    for (int y = 0; y < plane->mcu_height; y++) {
+        uint8_t *row = rows + (size_t)y * plane->stride;
+        if (region->mcu_left == 0)
             row[-1] = row[0];
-        if (b->end == b->scan.wide)
-            row[left] = row[left - 1];
+        if (region->mcu_right == region->scan.mcus_per_row)
+            row[width] = row[width - 1];
     }
-    uint8_t *first = c->plane - 1;
-    const size_t size = c->stride - BEFORE;
-    if (b->row == 0)
-        memcpy(first, first + c->stride, size);
-    if (rows <= c->rows)
-        memcpy(first + (size_t)(rows + 1) * c->stride, first + (size_t)rows * c->stride, size);
+    const size_t size = plane->stride - PADDING;
+    if (region->mcu_row == 0)
+        memcpy(rows - plane->stride - 1, rows - 1, size);
+    if (height <= plane->mcu_height) {
+        uint8_t *below = rows + (size_t)height * plane->stride;
+        memcpy(below - 1, below - plane->stride - 1, size);
+    }
 }
 
 /* The colours of a row of pixels, counted from the first row of the MCUs, from the pixel at `from` on. */
-static const uint8_t *colours_of(const pst_region *b, const component *c, int row, long from, uint8_t *out)
+static const uint8_t *chroma_row(const pst_region *region, int number, int row, long from)
 {
-    const long width = b->right - b->x, skipped = from & 1;
-    if (!c->twice_across)
-        return c->plane + (size_t)(row + 1) * c->stride + from;
-    const long count = (skipped + width + 1) / 2;
-    const uint8_t *near = c->plane + (size_t)((c->twice_down ? row >> 1 : row) + 1) * c->stride + from / 2;
-    if (!c->twice_down)
-        upsample_across(near, count, out, b->avx2);
+    const pst_plane *plane = &region->planes[number];
+    if (!region->h2)
+        return plane->samples + (size_t)(row + 1) * plane->stride + from;
+    uint8_t *out = region->chroma[number - 1];
+    const long odd = from & 1, count = (odd + region->right - region->left + 1) / 2;
+    const uint8_t *near = plane->samples + (size_t)((region->v2 ? row >> 1 : row) + 1) * plane->stride + from / 2;
+    if (!region->v2)
+        pst_upsample_h2v1(near, count, out, region->avx2);
     else
-        upsample_both(near, row & 1 ? near + c->stride : near - c->stride, count, out, b->avx2);
-    return out + skipped;
+        pst_upsample_h2v2(near, row & 1 ? near + plane->stride : near - plane->stride, count, out, region->avx2);
+    return out + odd;
 }
 
-static void make_pixels(const pst_region *b, int row, uint8_t *out)
+static void make_pixels(const pst_region *region, int row, uint8_t *out)
 {
-    const component *y = b->components;
-    const long from = b->x - b->left * b->width, width = b->right - b->x;
-    const uint8_t *grey = y->plane + (ptrdiff_t)(row + 1) * (ptrdiff_t)y->stride + from;
-    if (b->channels == 1)
-        memcpy(out, grey, (size_t)width);
-    else if (b->scan.components == 1)
-        grey_to_rgb(grey, width, out);
+    const pst_plane *plane = region->planes;
+    const long from = region->left - region->mcu_left * region->mcu_width, width = region->right - region->left;
+    const uint8_t *y = plane->samples + (size_t)(row + 1) * plane->stride + from;
+    if (region->channels == 1)
+        memcpy(out, y, (size_t)width);
+    else if (region->components == 1)
+        pst_gray_to_rgb(y, width, out);
     else
-        to_rgb(grey, colours_of(b, y + 1, row, from, b->colours[0]), colours_of(b, y + 2, row, from, b->colours[1]), width,
-               out, b->avx2);
+        pst_ycc_to_rgb(y, chroma_row(region, 1, row, from), chroma_row(region, 2, row, from), width, out, region->avx2);
 }
 
-int pst_region_rows(pst_region *b)
+int pst_region_rows(pst_region *region)
 {
+    pst_scan *scan = &region->scan;
     int count = 0;
-    while (count == 0 && b->row < b->below) {
-        if (!go_to(&b->track, b->row, b->left, b->end))
+    while (count == 0 && region->mcu_row < region->mcu_bottom) {
+        if (!pst_scan_seek(scan, region->mcu_row, region->mcu_left, region->mcu_right))
             return -1;
-        for (long column = 0; column < b->end - b->left; column++)
-            if (!next_segment(&b->track) || !decode_mcu(b, column))
+        for (long column = 0; column < region->mcu_right - region->mcu_left; column++)
+            if (!pst_scan_restart(scan) || !decode_mcu(region, column))
                 return -1;
-        for (int i = 0; i < b->scan.components; i++)
-            if (b->components[i].wanted)
-                extend(b, &b->components[i]);
-        const long top = b->row * b->height;
-        long from = top - b->late, to = b->row + 1 < b->scan.high ? top + b->height - b->late : b->image_height;
-        from = from > b->y ? from : b->y;
-        to = to < b->bottom ? to : b->bottom;
-        if (to - from > b->height + b->late) /* more than there is room for: not the geometry that was opened */
-            return -1;
-        for (long y = from; y < to; y++, count++)
-            make_pixels(b, (int)(y - top), b->rows + (size_t)count * b->stride);
-        for (int i = 0; i < b->scan.components; i++) {
-            component *c = &b->components[i];
-            if (c->wanted)
-                memcpy(c->plane - 1, c->plane - 1 + (size_t)c->rows * c->stride, c->stride - BEFORE);
+        for (int i = 1; i < region->components && region->h2; i++)
+            extend_edges(region, &region->planes[i]);
+        /* The last row waits for the samples below, where these count. */
+        const long top = region->mcu_row * region->mcu_height;
+        const int is_last = region->mcu_row + 1 == scan->mcu_rows;
+        const long first = max_of(top - region->v2, region->top);
+        const long end = min_of(top + region->mcu_height - (is_last ? 0 : region->v2), region->bottom);
+        for (long y = first; y < end; y++, count++)
+            make_pixels(region, (int)(y - top), region->rows + (size_t)count * region->stride);
+        for (int i = 0; i < region->components && region->v2; i++) {
+            pst_plane *plane = &region->planes[i];
+            memcpy(plane->samples - 1, plane->samples - 1 + (size_t)plane->mcu_height * plane->stride,
+                   plane->stride - PADDING);
         }
-        b->row++;
+        region->mcu_row++;
     }
     return count;
 }

@@ -1,14 +1,14 @@
-/* From samples to pixels, a row at a time: libjpeg's triangle filter for half-size colours, and its YCbCr to RGB. */
+/* libjpeg's "fancy" upsampling, a row at a time: a triangle filter for colours of half the width, and of half the
+ * height. */
 #ifndef PENSTOCK_UPSAMPLE_H
 #define PENSTOCK_UPSAMPLE_H
 
 #include <stdint.h>
 
-#define PIXELS_SLACK 64 /* bytes behind all rows, of samples and of pixels, that may be read and written */
+/* Twice as many samples of a row. There is one before the first, and one behind the last. */
+void pst_upsample_h2v1(const uint8_t *samples, long count, uint8_t *out, int avx2);
 
-void upsample_across(const uint8_t *samples, long count, uint8_t *out, int avx2);
-void upsample_both(const uint8_t *near, const uint8_t *far, long count, uint8_t *out, int avx2);
-void to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, long count, uint8_t *out, int avx2);
-void grey_to_rgb(const uint8_t *y, long count, uint8_t *out);
+/* Twice as many samples of a row that lies between two rows of samples, nearer to one. */
+void pst_upsample_h2v2(const uint8_t *near, const uint8_t *far, long count, uint8_t *out, int avx2);
 
 #endif
