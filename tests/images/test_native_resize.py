@@ -107,6 +107,29 @@ def test_within_one_level_of_pillow_and_the_same_without_avx2(case: Case) -> Non
     assert np.array_equal(result, made(case, simd=False))
 
 
+@settings(max_examples=examples(300, 3000))
+@given(
+    cases(), st.sampled_from([1, 3, 4]), st.sampled_from([np.uint8, np.uint16, np.float32, np.float64]), st.booleans()
+)
+def test_a_box_of_whole_pixels_into_a_result_of_its_size_is_a_copy(
+    case: Case, pixel: int, kind: Any, planar: bool
+) -> None:
+    left, top = int(case.box[0]), int(case.box[1])
+    right, bottom = max(left + 1, int(case.box[2])), max(top + 1, int(case.box[3]))
+    source = pixels("noise", *case.source.shape[:2], pixel, 5)
+    channels = min(3, pixel)
+    expected = mirrored(source[top:bottom, left:right, :channels], case.flipped)
+    size = expected.shape[:2]
+    box = (float(left), float(top), float(right), float(bottom))
+    if kind == np.uint8 and not planar:
+        assert np.array_equal(made(Case(source, box, size, case.interpolation, case.flipped)), expected)
+    table = np.random.default_rng(0).normal(0, 1000, (channels, 256)).astype(kind)
+    expected = np.stack([table[channel][expected[..., channel]] for channel in range(channels)])
+    out = np.empty((channels, *size) if planar else (*size, channels), kind)
+    resize(source, box, out, flipped=case.flipped, table=table, planar=planar)
+    assert np.array_equal(out, expected if planar else expected.transpose(1, 2, 0))
+
+
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize("size", [(250, 300), (375, 500), (90, 110), (224, 300), (226, 250), (1500, 1800)])
 def test_within_one_level_of_one_call_of_pillow(interpolation: Any, size: tuple[int, int]) -> None:

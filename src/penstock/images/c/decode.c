@@ -75,7 +75,7 @@ static enum pst_outcome plan(pst_request *req, long width, long height, int *sca
     box[1] = (long)(req->top / by);
     box[2] = ceil_div(req->right, by);
     box[3] = ceil_div(req->bottom, by);
-    job->pixel = job->channels;
+    job->pixel_size = job->channels;
     job->width = (int)(box[2] - box[0]);
     job->height = (int)(box[3] - box[1]);
     job->left = req->scale ? 0 : req->left / by - (double)box[0];

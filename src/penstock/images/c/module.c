@@ -60,7 +60,7 @@ static void release_views(Py_buffer *views, Py_ssize_t count)
 
 /* How many entries lie from one index of a dimension to the next: at least so many, whole ones; 0 where that is not so.
  */
-static size_t entries_between(const Py_buffer *view, int dimension, Py_ssize_t least)
+static size_t item_stride(const Py_buffer *view, int dimension, Py_ssize_t least)
 {
     Py_ssize_t bytes = view->strides[dimension];
     if (view->shape[dimension] == 1)
@@ -76,25 +76,25 @@ static int set_result(pst_resize_job *job, const Py_buffer *out, int first, cons
     if (out->ndim != first + 3 || out->itemsize < 1)
         return 0;
     const Py_ssize_t channels = out->shape[job->planar ? first : first + 2], pixel = job->planar ? 1 : channels;
-    if ((channels != 1 && channels != 3) || out->shape[down] < 1 || out->shape[down] > RESIZE_MOST ||
-        out->shape[across] < 1 || out->shape[across] > RESIZE_MOST)
+    if ((channels != 1 && channels != 3) || out->shape[down] < 1 || out->shape[down] > PST_RESIZE_MAX_SIDE ||
+        out->shape[across] < 1 || out->shape[across] > PST_RESIZE_MAX_SIDE)
         return 0;
     job->channels = (int)channels;
     job->out_height = (int)out->shape[down];
     job->out_width = (int)out->shape[across];
-    job->entry = (int)out->itemsize;
+    job->item_size = (int)out->itemsize;
     job->out = out->buf;
     job->table = table->buf;
-    job->row = entries_between(out, down, job->out_width * pixel);
-    job->plane = job->planar ? entries_between(out, first, (Py_ssize_t)job->row * job->out_height) : 1;
-    if (!job->row || !job->plane || entries_between(out, across, pixel) != (size_t)pixel ||
-        entries_between(out, first + 2, 1) != 1 || (uintptr_t)job->out % (size_t)job->entry)
+    job->row_stride = item_stride(out, down, job->out_width * pixel);
+    job->plane_stride = job->planar ? item_stride(out, first, (Py_ssize_t)job->row_stride * job->out_height) : 1;
+    if (!job->row_stride || !job->plane_stride || item_stride(out, across, pixel) != (size_t)pixel ||
+        item_stride(out, first + 2, 1) != 1 || (uintptr_t)job->out % (size_t)job->item_size)
         return 0;
     if (!table->buf)
-        return job->entry == 1;
+        return job->item_size == 1;
     return table->ndim == 2 && table->shape[0] == channels && table->shape[1] == 256 &&
-           table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->entry == 0 &&
-           (job->entry == 1 || job->entry == 2 || job->entry == 4 || job->entry == 8);
+           table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->item_size == 0 &&
+           (job->item_size == 1 || job->item_size == 2 || job->item_size == 4 || job->item_size == 8);
 }
 
 /* The sizes of a job's source, from what holds its pixels; 0 if these do not go together. */
@@ -103,12 +103,12 @@ static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
     if (source->ndim != first + 3 || source->itemsize != 1)
         return 0;
     const Py_ssize_t height = source->shape[first], width = source->shape[first + 1], pixel = source->shape[first + 2];
-    if (height < 1 || height > RESIZE_MOST || width < 1 || width > RESIZE_MOST ||
+    if (height < 1 || height > PST_RESIZE_MAX_SIDE || width < 1 || width > PST_RESIZE_MAX_SIDE ||
         (pixel != job->channels && (pixel != 4 || job->channels != 3)))
         return 0;
     job->height = (int)height;
     job->width = (int)width;
-    job->pixel = (int)pixel;
+    job->pixel_size = (int)pixel;
     return source->strides[first + 2] == 1 && source->strides[first + 1] == pixel;
 }
 
@@ -267,9 +267,9 @@ static int set_batch(pst_batch *batch, const Py_buffer *views, Py_ssize_t *count
     *count = out->shape[0];
     batch->stride = batch->files ? 0 : pixels->strides[1];
     batch->fill = fill->buf;
-    batch->result = entries_between(out, 0,
-                                    batch->job.planar ? (Py_ssize_t)batch->job.plane * batch->job.channels
-                                                      : (Py_ssize_t)batch->job.row * batch->job.out_height);
+    batch->result = item_stride(out, 0,
+                                batch->job.planar ? (Py_ssize_t)batch->job.plane_stride * batch->job.channels
+                                                  : (Py_ssize_t)batch->job.row_stride * batch->job.out_height);
     return (batch->result || *count == 0) && (batch->files || pixels->shape[0] == *count) &&
            is_array(&views[BOXES], "d", sizeof(double), *count, 4) &&
            (!views[FLIPS].buf || is_array(&views[FLIPS], "B?", 1, *count, 2)) &&

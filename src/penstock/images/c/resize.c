@@ -17,26 +17,21 @@
 #include "cpu.h"
 
 #define ALIGN 64
-#define LOAD 16  /* bytes that the first pass loads at once */
-#define CHUNK 32 /* values that the second pass makes at once */
-#define FINE 22  /* bits of Pillow's weights: 255 << 22, and what negative weights add, fit into 32 bits */
-#define LOW 8    /* bits of these that are multiplied apart, where 16 bits are multiplied at once */
-
-static size_t rounded(size_t size)
-{
-    return (size + ALIGN - 1) / ALIGN * ALIGN;
-}
+#define LOAD 16      /* bytes that the first pass loads at once */
+#define CHUNK 32     /* values that the second pass makes at once */
+#define FINE_BITS 22 /* of Pillow's weights: 255 << 22, and what negative weights add, fit into 32 bits */
+#define LOW_BITS 8   /* of these, that are multiplied apart where 16 bits are multiplied at once */
 
 int pst_resize_valid(const pst_resize_job *job)
 {
-    int layout =
-        (job->channels == 1 && job->pixel == 1) || (job->channels == 3 && (job->pixel == 3 || job->pixel == 4));
-    int sizes = job->width > 0 && job->height > 0 && job->out_width > 0 && job->out_height > 0 &&
-                job->width <= RESIZE_MOST && job->height <= RESIZE_MOST && job->out_width <= RESIZE_MOST &&
-                job->out_height <= RESIZE_MOST;
-    int entry = job->entry == 1 || (job->table && (job->entry == 2 || job->entry == 4 || job->entry == 8));
-    return layout && sizes && entry && 0 <= job->left && job->left < job->right && job->right <= job->width &&
-           0 <= job->top && job->top < job->bottom && job->bottom <= job->height;
+    const int max = PST_RESIZE_MAX_SIDE, channels = job->channels, item = job->item_size;
+    return ((channels == 1 && job->pixel_size == 1) ||
+            (channels == 3 && (job->pixel_size == 3 || job->pixel_size == 4))) &&
+           job->width > 0 && job->width <= max && job->height > 0 && job->height <= max && job->out_width > 0 &&
+           job->out_width <= max && job->out_height > 0 && job->out_height <= max &&
+           (item == 1 || (job->table && (item == 2 || item == 4 || item == 8))) && 0 <= job->left &&
+           job->left < job->right && job->right <= job->width && 0 <= job->top && job->top < job->bottom &&
+           job->bottom <= job->height;
 }
 
 /* Whether each pixel of the result is one of the source. */
@@ -46,7 +41,7 @@ static int is_copy(const pst_resize_job *job)
            job->bottom - job->top == job->out_height;
 }
 
-/* Filters. ------------------------------------------------------------------------------------------------------- */
+/* Filters. */
 
 static double support_of(const pst_resize_job *job, double box, int out)
 {
@@ -55,11 +50,11 @@ static double support_of(const pst_resize_job *job, double box, int out)
 }
 
 /* Room for the weights of one output: an even number of pairs, one weight more than there are taps. */
-static int room(const pst_resize_job *job, double box, int out, int size)
+static size_t room(const pst_resize_job *job, double box, int out, int size)
 {
     int taps = 2 * ((int)support_of(job, box, out) + 1) + 1;
     taps = taps < size ? taps : size;
-    return (taps + 1 + 3) / 4 * 4;
+    return (size_t)((taps + 1 + 3) / 4 * 4);
 }
 
 static double triangle(double x)
@@ -76,16 +71,16 @@ static double cubic(double x)
     return x < 2 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0;
 }
 
-/* Real weights of the output around `centre`, which add up to 1. Those at the ends that are 0 are left out if `trim`
+/* Real weights of the output around `center`, which add up to 1. Those at the ends that are 0 are left out if `trim`
  * says so. From one output to the next neither end may go back: the ring would have lost a row, or miss one at the end.
  * Of a cubic, which is 0 in its middle too, this is so only where all outputs have the same weights. */
-static int weigh(double *k, const pst_resize_job *job, double centre, double support, int size, int trim, int *first)
+static int weigh(double *k, const pst_resize_job *job, double center, double support, int size, int trim, int *first)
 {
-    double narrow = (job->bicubic ? 2 : 1) / support, sum = 0, low = centre - support + 0.5;
-    int from = low > 0 ? (int)low : 0, to = (int)(centre + support + 0.5), count = 0;
+    double narrow = (job->bicubic ? 2 : 1) / support, sum = 0, low = center - support + 0.5;
+    int from = low > 0 ? (int)low : 0, to = (int)(center + support + 0.5), count = 0;
     to = to < size ? to : size;
     for (int i = from; i < to; i++) {
-        double x = (i - centre + 0.5) * narrow, w = job->bicubic ? cubic(x) : triangle(x);
+        double x = (i - center + 0.5) * narrow, w = job->bicubic ? cubic(x) : triangle(x);
         if (w == 0 && count == 0 && trim)
             continue;
         if (count == 0)
@@ -102,7 +97,7 @@ static int weigh(double *k, const pst_resize_job *job, double centre, double sup
 }
 
 /* Real weights to integers, whose running sum is the rounded running sum, so that all of them add up to `unit`. */
-static void quantise(int32_t *weight, const double *k, int count, double unit)
+static void quantize(int32_t *weight, const double *k, int count, double unit)
 {
     const int offset = 1 << 24; /* keeps what is truncated positive */
     double sum = 0;
@@ -116,26 +111,17 @@ static void quantise(int32_t *weight, const double *k, int count, double unit)
 }
 
 /* Each by itself, as in Pillow. */
-static void quantise_fine(int32_t *weight, const double *k, int count)
+static void quantize_fine(int32_t *weight, const double *k, int count)
 {
     for (int i = 0; i < count; i++)
-        weight[i] = (int32_t)(k[i] * (1 << FINE) + (k[i] < 0 ? -0.5 : 0.5));
-}
-
-/* The most bits that 16-bit weights can have, whose largest is this. */
-static int shift_for(double most)
-{
-    int shift = FINE;
-    while (most * (double)(1 << shift) > 32766)
-        shift--;
-    return shift;
+        weight[i] = (int32_t)(k[i] * (1 << FINE_BITS) + (k[i] < 0 ? -0.5 : 0.5));
 }
 
 /* One direction: `even` lets all outputs begin at even pixels; `k` is scratch for all real weights. */
 static void plan_axis(pst_resize_axis *axis, const pst_resize_job *job, double *k, double from, double to, int size,
                       int out, int flip, int even, int fine)
 {
-    double scale = (to - from) / out, support = support_of(job, to - from, out), most = 0;
+    double scale = (to - from) / out, support = support_of(job, to - from, out), largest = 0;
     int trim = !job->bicubic || (scale == 1 && from == (int)from);
     for (int i = 0; i < out; i++) {
         int at = flip ? out - 1 - i : i, first = 0;
@@ -144,82 +130,72 @@ static void plan_axis(pst_resize_axis *axis, const pst_resize_job *job, double *
         axis->first[at] = first;
         axis->pairs[at] = count;
         for (int t = 0; t < count; t++)
-            most = here[t] > most ? here[t] : most;
+            largest = here[t] > largest ? here[t] : largest;
     }
-    axis->shift = fine ? FINE : shift_for(most);
-    axis->most = 0;
+    axis->shift = FINE_BITS;
+    while (!fine && largest * (double)(1 << axis->shift) > 32766)
+        axis->shift--;
+    axis->max_pairs = 0;
     memset(axis->weight, 0, (size_t)out * (size_t)axis->stride * sizeof *axis->weight);
     for (int i = 0; i < out; i++) {
         int skip = even ? axis->first[i] & 1 : 0;
+        const double *here = k + (ptrdiff_t)i * axis->stride;
         int32_t *weight = axis->weight + (ptrdiff_t)i * axis->stride + skip;
         if (fine)
-            quantise_fine(weight, k + (ptrdiff_t)i * axis->stride, axis->pairs[i]);
+            quantize_fine(weight, here, axis->pairs[i]);
         else
-            quantise(weight, k + (ptrdiff_t)i * axis->stride, axis->pairs[i], (double)(1 << axis->shift));
+            quantize(weight, here, axis->pairs[i], (double)(1 << axis->shift));
         axis->first[i] -= skip;
         axis->pairs[i] = (axis->pairs[i] + skip + 1) / 2;
-        axis->most = axis->pairs[i] > axis->most ? axis->pairs[i] : axis->most;
+        axis->max_pairs = axis->pairs[i] > axis->max_pairs ? axis->pairs[i] : axis->max_pairs;
     }
 }
 
-/* Plan. ---------------------------------------------------------------------------------------------------------- */
+/* Plan. */
 
-/* The first pass makes two pixels at once, a vector of 4 pairs of weights for each: lanes[i / 2][pair][i % 2][4][2].
- * Of fine weights there are two, high bits and low ones: lanes[i / 2][pair][2][i % 2][4][2].
- * It loads 16 bytes for two pairs of taps. Near a row's end it reads these from a copy with some bytes behind. */
+/* The first pass makes two outputs at once, from 4 pairs of weights for each: lanes[i / 2][pair][i % 2][4][2]. Of fine
+ * weights there are two vectors, high bits and low ones: lanes[i / 2][pair][2][i % 2][4][2]. It loads 16 bytes for two
+ * pairs of taps, and so reads beyond the end of a row, where the weights are 0. */
 static void plan_lanes(pst_resize_plan *plan)
 {
     const pst_resize_job *job = &plan->job;
     pst_resize_axis *x = &plan->x;
-    x->most += x->most == 1 || x->most == 3 ? 0 : x->most & 1; /* `across_avx2` */
-    int row = job->width * job->pixel, reach = (x->most - 1) / 2 * 4 * job->pixel + LOAD,
-        duos = (job->out_width + 1) / 2;
-    int parts = job->bicubic ? 2 : 1, low_bits = job->bicubic ? LOW : 0;
-    plan->tail = row;
-    plan->safe_from = duos;
-    plan->safe_to = 0;
-    memset(plan->lanes, 0, (size_t)duos * (size_t)(x->most * parts) * 32);
-    plan->offset[2 * duos - 1] = 0;
+    x->max_pairs += x->max_pairs > 3 ? x->max_pairs & 1 : 0; /* see horizontal_any */
+    const int parts = job->bicubic ? 2 : 1, low_bits = job->bicubic ? LOW_BITS : 0, pairs = x->max_pairs;
+    int last = 0;
+    memset(plan->lanes, 0, (size_t)((job->out_width + 1) / 2) * (size_t)(pairs * parts) * 32);
     for (int i = 0; i < job->out_width; i++) {
-        int move = x->first[i] + 2 * x->most - job->width, taps = 2 * x->pairs[i];
-        move = move < 0             ? 0
-               : move < x->first[i] ? move
-                                    : x->first[i]; /* all weights' pixels are inside, if they can be */
-        plan->offset[i] = (x->first[i] - move) * job->pixel;
-        int16_t *lane = plan->lanes + ((ptrdiff_t)(i / 2) * x->most * parts * 2 + (i & 1)) * 8;
+        int16_t *lane = plan->lanes + ((ptrdiff_t)(i / 2) * pairs * parts * 2 + (i & 1)) * 8;
         const int32_t *weight = x->weight + (ptrdiff_t)i * x->stride;
-        for (int t = 0; t < taps && t + move < 2 * x->most; t++) {
-            int16_t *to = lane + (t + move) / 2 * parts * 16 + ((t + move) & 1);
+        plan->offset[i] = x->first[i] * job->pixel_size;
+        last = plan->offset[i] > last ? plan->offset[i] : last;
+        for (int t = 0; t < 2 * x->pairs[i]; t++) {
+            int16_t *to = lane + t / 2 * parts * 16 + (t & 1);
             for (int c = 0; c < 8; c += 2) {
                 to[c] = (int16_t)(weight[t] >> low_bits);
                 if (low_bits)
-                    to[16 + c] = (int16_t)(weight[t] & ((1 << LOW) - 1));
+                    to[16 + c] = (int16_t)(weight[t] & ((1 << LOW_BITS) - 1));
             }
         }
     }
-    if (job->out_width & 1)
-        plan->offset[job->out_width] = plan->offset[job->out_width - 1];
-    for (int duo = 0; duo < duos; duo++) {
-        int one = plan->offset[2 * duo], two = plan->offset[2 * duo + 1], low = one < two ? one : two;
-        if ((one < two ? two : one) + reach > row) {
-            plan->tail = low < plan->tail ? low : plan->tail;
-        } else {
-            plan->safe_from = duo < plan->safe_from ? duo : plan->safe_from;
-            plan->safe_to = duo + 1;
-        }
-    }
-    plan->safe_from = plan->safe_to ? plan->safe_from : 0;
-    plan->tail_bytes = row - plan->tail;
+    plan->offset[job->out_width] = last; /* of the second of two where that is none */
+    plan->overrun = last + (pairs - 1) / 2 * 4 * job->pixel_size + LOAD - job->width * job->pixel_size;
+    plan->overrun = plan->overrun > 0 ? plan->overrun : 0;
+}
+
+static size_t rounded(size_t size)
+{
+    return (size + ALIGN - 1) / ALIGN * ALIGN;
 }
 
 /* Where each part of the scratch lies, and how large all of it is; without `at` the size alone. */
-static size_t lay_out(pst_resize_plan *plan, const pst_resize_job *job, unsigned char *at, double **k)
+static size_t lay_out(pst_resize_plan *plan, const pst_resize_job *job, uint8_t *at, double **k)
 {
     size_t used = 0, wide = (size_t)job->out_width, high = (size_t)job->out_height;
-    size_t xs = (size_t)room(job, job->right - job->left, job->out_width, job->width);
-    size_t ys = (size_t)room(job, job->bottom - job->top, job->out_height, job->height);
+    size_t xs = room(job, job->right - job->left, job->out_width, job->width);
+    size_t ys = room(job, job->bottom - job->top, job->out_height, job->height);
     size_t values = (wide * (size_t)job->channels + CHUNK - 1) / CHUNK * CHUNK;
-    size_t row = (size_t)job->width * (size_t)job->pixel, tail = row + xs * (size_t)job->pixel + LOAD;
+    size_t padded = ((size_t)job->width + xs) * (size_t)job->pixel_size + LOAD;
     plan->x.stride = (int)xs;
     plan->y.stride = (int)ys;
     plan->ring_stride = 2 * values + 2 * LOAD;
@@ -236,9 +212,8 @@ static size_t lay_out(pst_resize_plan *plan, const pst_resize_job *job, unsigned
     PART(plan->ring, ys / 2 * plan->ring_stride * sizeof(uint16_t));
     PART(plan->sums, values * sizeof(int32_t));
     PART(plan->line, values);
-    PART(plan->held, row);
-    PART(plan->tails[0], tail);
-    PART(plan->tails[1], tail);
+    PART(plan->padded[0], padded);
+    PART(plan->padded[1], padded);
 #undef PART
     return used;
 }
@@ -252,17 +227,16 @@ size_t pst_resize_scratch(const pst_resize_job *job)
 
 void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch)
 {
-    double *k;
-    size_t past = (uintptr_t)scratch % ALIGN;
     memset(plan, 0, sizeof *plan);
     plan->job = *job;
-    if (is_copy(job)) {
-        plan->copy = 1;
+    plan->copy = is_copy(job);
+    if (plan->copy) {
         plan->first_row = (int)job->top;
         plan->last_row = (int)job->bottom;
         return;
     }
-    lay_out(plan, job, (unsigned char *)scratch + (past ? ALIGN - past : 0), &k);
+    double *k;
+    lay_out(plan, job, (uint8_t *)scratch + (ALIGN - (uintptr_t)scratch % ALIGN) % ALIGN, &k);
     plan->values = job->out_width * job->channels;
     plan_axis(&plan->x, job, k, job->left, job->right, job->width, job->out_width, job->flip_x, 0, job->bicubic);
     plan_axis(&plan->y, job, k, job->top, job->bottom, job->height, job->out_height, 0, 1, !job->bicubic);
@@ -274,24 +248,23 @@ void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *sc
     plan->avx2 = job->simd && pst_cpu_has_avx2();
     if (plan->avx2 && job->channels == 3) {
         plan_lanes(plan);
-        size_t reach = (size_t)plan->x.stride * (size_t)job->pixel + LOAD;
         for (int i = 0; i < 2; i++)
-            memset(plan->tails[i] + plan->tail_bytes, 0, reach);
+            memset(plan->padded[i] + (ptrdiff_t)job->width * job->pixel_size, 0, (size_t)plan->overrun);
     }
 #endif
 }
 
-/* First pass: two rows of the source to one of the ring. --------------------------------------------------------- */
+/* First pass: two rows of the source to one of the ring. */
 
 static uint8_t clipped(int32_t value)
 {
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-static void across(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *to)
+static void horizontal(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *to)
 {
     const pst_resize_axis *x = &plan->x;
-    int channels = plan->job.channels, pixel = plan->job.pixel, width = plan->job.width;
+    int channels = plan->job.channels, pixel = plan->job.pixel_size, width = plan->job.width;
     for (int i = 0; i < plan->job.out_width; i++) {
         const int32_t *weight = x->weight + (ptrdiff_t)i * x->stride;
         int first = x->first[i], taps = 2 * x->pairs[i];
@@ -299,7 +272,7 @@ static void across(const pst_resize_plan *plan, const uint8_t *a, const uint8_t 
         for (int c = 0; c < channels; c++) {
             int32_t one = 1 << (x->shift - 1), two = one;
             for (int t = 0; t < taps; t++) {
-                size_t at = (size_t)(first + t) * (size_t)pixel + (size_t)c;
+                ptrdiff_t at = (ptrdiff_t)(first + t) * pixel + c;
                 one += weight[t] * a[at];
                 two += weight[t] * b[at];
             }
@@ -311,19 +284,18 @@ static void across(const pst_resize_plan *plan, const uint8_t *a, const uint8_t 
 
 #if PST_AVX2_COMPILED
 
-/* 16 bytes of one pixel's taps, and 16 of the next one's. */
-PST_AVX2_INLINE __m256i two_loads(const uint8_t *one, const uint8_t *two)
+/* 16 bytes of one output's taps, and 16 of the next one's. */
+PST_AVX2_INLINE __m256i load_two(const uint8_t *one, const uint8_t *two)
 {
     __m128i low = _mm_loadu_si128((const __m128i *)one);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128((const __m128i *)two), 1);
 }
 
-/* Pixels 2 * from .. 2 * to - 1; `a` and `b` begin `skipped` bytes behind the beginning of their rows. `even` says that
- * `pairs` is. What is constant is so that the compiler unrolls. */
-PST_AVX2_INLINE void duos(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped,
-                          uint16_t *restrict row, int from, int to, const int pairs, const int even, const int fine)
+/* All of a row. `even` says that `pairs` is. What is constant is so that the compiler unrolls. */
+PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b,
+                                      uint16_t *restrict row, const int pairs, const int even, const int fine)
 {
-    const char p = (char)plan->job.pixel, q = (char)(2 * p);
+    const char p = (char)plan->job.pixel_size, q = (char)(2 * p);
     /* Two pixels of three channels, or the two behind, as pairs of 16-bit numbers: R R G G B B 0 0. */
     const __m128i some = _mm_setr_epi8(0, -1, p, -1, 1, -1, p + 1, -1, 2, -1, p + 2, -1, -1, -1, -1, -1);
     const __m128i more = _mm_add_epi8(some, _mm_and_si128(_mm_cmpgt_epi8(some, _mm_set1_epi8(-1)), _mm_set1_epi8(q)));
@@ -334,13 +306,12 @@ PST_AVX2_INLINE void duos(const pst_resize_plan *plan, const uint8_t *a, const u
     const __m256i white = _mm256_set1_epi16(255);
     const int32_t *offset = plan->offset;
     const int parts = fine ? 2 : 1;
-    const __m256i *lanes = (const __m256i *)plan->lanes + (size_t)from * (size_t)(pairs * parts);
-    row += (size_t)from * 12;
-    for (int i = from; i < to; i++, row += 12, lanes += pairs * parts) {
-        int one = offset[2 * i] - skipped, two = offset[2 * i + 1] - skipped;
+    const __m256i *lanes = (const __m256i *)plan->lanes;
+    for (int i = 0; i < plan->job.out_width; i += 2, row += 12, lanes += pairs * parts) {
+        int one = offset[i], two = offset[i + 1];
         __m256i sum_a = half, sum_b = half, high_a = _mm256_setzero_si256(), high_b = high_a;
         for (int k = 0; k < pairs; k += 2, one += 2 * q, two += 2 * q) {
-            __m256i taps_a = two_loads(a + one, a + two), taps_b = two_loads(b + one, b + two);
+            __m256i taps_a = load_two(a + one, a + two), taps_b = load_two(b + one, b + two);
             for (int n = k; n < k + 2 && (even || n < pairs); n++) {
                 __m256i pair_a = _mm256_shuffle_epi8(taps_a, n == k ? here : behind);
                 __m256i pair_b = _mm256_shuffle_epi8(taps_b, n == k ? here : behind), weights = lanes[n * parts];
@@ -354,75 +325,60 @@ PST_AVX2_INLINE void duos(const pst_resize_plan *plan, const uint8_t *a, const u
             }
         }
         if (fine) {
-            sum_a = _mm256_add_epi32(sum_a, _mm256_slli_epi32(high_a, LOW));
-            sum_b = _mm256_add_epi32(sum_b, _mm256_slli_epi32(high_b, LOW));
+            sum_a = _mm256_add_epi32(sum_a, _mm256_slli_epi32(high_a, LOW_BITS));
+            sum_b = _mm256_add_epi32(sum_b, _mm256_slli_epi32(high_b, LOW_BITS));
         }
         __m256i both = _mm256_packus_epi32(_mm256_srav_epi32(sum_a, shift), _mm256_srav_epi32(sum_b, shift));
         both = _mm256_shuffle_epi8(_mm256_min_epu16(both, white), order);
-        /* The last four bytes of each are of no pixel: the next one's overwrite them. */
+        /* The last four values of each are of no pixel: the next one's overwrite them. */
         _mm_storeu_si128((__m128i *)row, _mm256_castsi256_si128(both));
         _mm_storeu_si128((__m128i *)(row + 6), _mm256_extracti128_si256(both, 1));
     }
 }
 
-PST_AVX2 static void across_avx2(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, int skipped,
-                                 uint16_t *row, int from, int to)
+PST_AVX2_INLINE void horizontal_any(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row,
+                                    const int fine)
 {
-    int pairs = plan->x.most;
-    if (plan->job.bicubic && pairs == 1)
-        duos(plan, a, b, skipped, row, from, to, 1, 0, 1);
-    else if (plan->job.bicubic && pairs == 2)
-        duos(plan, a, b, skipped, row, from, to, 2, 1, 1);
-    else if (plan->job.bicubic && pairs == 3)
-        duos(plan, a, b, skipped, row, from, to, 3, 0, 1);
-    else if (plan->job.bicubic)
-        duos(plan, a, b, skipped, row, from, to, pairs, 1, 1);
-    else if (pairs == 1)
-        duos(plan, a, b, skipped, row, from, to, 1, 0, 0);
+    const int pairs = plan->x.max_pairs; /* an even number from 4 on */
+    if (pairs == 1)
+        horizontal_pairs(plan, a, b, row, 1, 0, fine);
     else if (pairs == 2)
-        duos(plan, a, b, skipped, row, from, to, 2, 1, 0);
+        horizontal_pairs(plan, a, b, row, 2, 1, fine);
     else if (pairs == 3)
-        duos(plan, a, b, skipped, row, from, to, 3, 0, 0);
+        horizontal_pairs(plan, a, b, row, 3, 0, fine);
     else
-        duos(plan, a, b, skipped, row, from, to, pairs, 1, 0);
+        horizontal_pairs(plan, a, b, row, pairs, 1, fine);
 }
 
-static void across_by_parts(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row)
+PST_AVX2 static void horizontal_avx2(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row)
 {
-    int count = (plan->job.out_width + 1) / 2, from = plan->safe_from, to = plan->safe_to;
-    memcpy(plan->tails[0], a + plan->tail, (size_t)plan->tail_bytes);
-    memcpy(plan->tails[1], b + plan->tail, (size_t)plan->tail_bytes);
-    across_avx2(plan, plan->tails[0], plan->tails[1], plan->tail, row, 0, from);
-    across_avx2(plan, a, b, 0, row, from, to);
-    across_avx2(plan, plan->tails[0], plan->tails[1], plan->tail, row, to, count);
+    if (plan->job.bicubic)
+        horizontal_any(plan, a, b, row, 1);
+    else
+        horizontal_any(plan, a, b, row, 0);
 }
 
 #endif
 
-/* Second pass: pairs of rows of the ring to one row of bytes. ---------------------------------------------------- */
+/* Second pass: pairs of rows of the ring to one row of bytes. */
 
-/* The k-th pair of rows that row y of the result is made of. */
-static inline const uint16_t *ring_at(const pst_resize_plan *plan, int slot, int k)
+/* A pair of rows in the ring, and the one that is `k` pairs further down. */
+static inline uint16_t *ring_row(const pst_resize_plan *plan, int slot, int k)
 {
+    const int size = plan->y.stride / 2;
     slot += k;
-    slot -= slot >= plan->y.stride / 2 ? plan->y.stride / 2 : 0;
-    return plan->ring + (size_t)slot * plan->ring_stride;
+    return plan->ring + (size_t)(slot < size ? slot : slot - size) * plan->ring_stride;
 }
 
-static int ring_slot(const pst_resize_plan *plan, int pair)
-{
-    return pair % (plan->y.stride / 2);
-}
-
-static void down(const pst_resize_plan *plan, int y, uint8_t *restrict to)
+static void vertical(const pst_resize_plan *plan, int y, int slot, uint8_t *restrict to)
 {
     const int32_t *weight = plan->y.weight + (ptrdiff_t)y * plan->y.stride;
     int32_t *restrict sums = plan->sums;
-    int slot = ring_slot(plan, plan->y.first[y] / 2), values = plan->values, shift = plan->y.shift;
+    int values = plan->values, shift = plan->y.shift;
     for (int i = 0; i < values; i++)
         sums[i] = 1 << (shift - 1);
     for (int k = 0; k < plan->y.pairs[y]; k++) {
-        const uint16_t *rows = ring_at(plan, slot, k);
+        const uint16_t *rows = ring_row(plan, slot, k);
         int32_t one = weight[2 * k], two = weight[2 * k + 1];
         for (int i = 0; i < values; i++)
             sums[i] += one * rows[2 * i] + two * rows[2 * i + 1];
@@ -434,81 +390,77 @@ static void down(const pst_resize_plan *plan, int y, uint8_t *restrict to)
 #if PST_AVX2_COMPILED
 
 /* Two weights for each pair of values. */
-PST_AVX2_INLINE __m256i twice(int32_t one, int32_t two)
+PST_AVX2_INLINE __m256i weight_pair(int32_t one, int32_t two)
 {
     return _mm256_set1_epi32((int32_t)((uint32_t)two << 16 | ((uint32_t)one & 0xFFFF)));
 }
 
-/* Sums of products of eight pairs. */
-PST_AVX2_INLINE __m256i add_pairs(__m256i sum, __m256i rows, __m256i weights)
-{
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(rows, weights));
-}
-
-PST_AVX2_INLINE void chunks(const pst_resize_plan *plan, int y, uint8_t *restrict to, const int pairs, const int fine)
+PST_AVX2_INLINE void vertical_pairs(const pst_resize_plan *plan, int y, int slot, uint8_t *restrict to, const int pairs,
+                                    const int fine)
 {
     const int32_t *weight = plan->y.weight + (ptrdiff_t)y * plan->y.stride;
     const __m256i half = _mm256_set1_epi32(1 << (plan->y.shift - 1)), shift = _mm256_set1_epi32(plan->y.shift);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    int slot = ring_slot(plan, plan->y.first[y] / 2), values = plan->values;
-    for (int i = 0; i < values; i += CHUNK) {
+    for (int i = 0; i < plan->values; i += CHUNK) {
         __m256i sums[4] = {half, half, half, half}, high[4];
         for (int n = 0; n < 4; n++)
             high[n] = _mm256_setzero_si256();
         for (int k = 0; k < pairs; k++) {
-            const __m256i *rows = (const __m256i *)(ring_at(plan, slot, k) + 2 * (size_t)i);
+            const __m256i *rows = (const __m256i *)(ring_row(plan, slot, k) + i * 2);
             int32_t one = weight[2 * k], two = weight[2 * k + 1];
             if (fine) {
+                const __m256i weights = weight_pair(one >> LOW_BITS, two >> LOW_BITS);
                 for (int n = 0; n < 4; n++)
-                    high[n] = add_pairs(high[n], rows[n], twice(one >> LOW, two >> LOW));
-                one &= (1 << LOW) - 1;
-                two &= (1 << LOW) - 1;
+                    high[n] = _mm256_add_epi32(high[n], _mm256_madd_epi16(rows[n], weights));
+                one &= (1 << LOW_BITS) - 1;
+                two &= (1 << LOW_BITS) - 1;
             }
+            const __m256i weights = weight_pair(one, two);
             for (int n = 0; n < 4; n++)
-                sums[n] = add_pairs(sums[n], rows[n], twice(one, two));
+                sums[n] = _mm256_add_epi32(sums[n], _mm256_madd_epi16(rows[n], weights));
         }
         for (int n = 0; n < 4; n++)
-            sums[n] = _mm256_srav_epi32(_mm256_add_epi32(sums[n], _mm256_slli_epi32(high[n], LOW)), shift);
+            sums[n] = _mm256_srav_epi32(_mm256_add_epi32(sums[n], _mm256_slli_epi32(high[n], LOW_BITS)), shift);
         __m256i low_half = _mm256_packs_epi32(sums[0], sums[1]), high_half = _mm256_packs_epi32(sums[2], sums[3]);
         __m256i made = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low_half, high_half), order);
-        if (i + CHUNK <= values) {
+        if (i + CHUNK <= plan->values) {
             _mm256_storeu_si256((__m256i *)(to + i), made);
         } else {
             uint8_t last[CHUNK];
             _mm256_storeu_si256((__m256i *)last, made);
-            memcpy(to + i, last, (size_t)(values - i));
+            memcpy(to + i, last, (size_t)(plan->values - i));
         }
     }
 }
 
-PST_AVX2 static void down_avx2(const pst_resize_plan *plan, int y, uint8_t *to)
+PST_AVX2 static void vertical_avx2(const pst_resize_plan *plan, int y, int slot, uint8_t *to)
 {
-    int pairs = plan->y.pairs[y];
+    const int pairs = plan->y.pairs[y];
     if (plan->job.bicubic)
-        chunks(plan, y, to, pairs, 0);
+        vertical_pairs(plan, y, slot, to, pairs, 0);
     else if (pairs == 1)
-        chunks(plan, y, to, 1, 1);
+        vertical_pairs(plan, y, slot, to, 1, 1);
     else if (pairs == 2)
-        chunks(plan, y, to, 2, 1);
+        vertical_pairs(plan, y, slot, to, 2, 1);
     else if (pairs == 3)
-        chunks(plan, y, to, 3, 1);
+        vertical_pairs(plan, y, slot, to, 3, 1);
     else
-        chunks(plan, y, to, pairs, 1);
+        vertical_pairs(plan, y, slot, to, pairs, 1);
 }
 
 #endif
 
-/* Result. -------------------------------------------------------------------------------------------------------- */
+/* Result. */
 
-/* A row of pixels as entries of the table, in either layout; `step` bytes lie from one pixel to the next. */
+/* Write row y of the result, of pixels that lie `step` bytes apart, as items of the table. */
 #define PLACE(NAME, TYPE)                                                                                              \
-    static void NAME(const pst_resize_job *job, const uint8_t *line, ptrdiff_t step, int y)                            \
+    static void NAME(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)                          \
     {                                                                                                                  \
         const TYPE *table = job->table;                                                                                \
-        const size_t gap = job->planar ? 1 : (size_t)job->channels, plane = job->planar ? job->plane : 1;              \
+        const size_t gap = job->planar ? 1 : (size_t)job->channels, plane = job->planar ? job->plane_stride : 1;       \
         for (int c = 0; c < job->channels; c++, table += 256) {                                                        \
-            TYPE *restrict to = (TYPE *)job->out + (size_t)y * job->row + (size_t)c * plane;                           \
-            const uint8_t *from = line + c;                                                                            \
+            TYPE *restrict to = (TYPE *)job->out + (size_t)y * job->row_stride + (size_t)c * plane;                    \
+            const uint8_t *from = pixels + c;                                                                          \
             for (int i = 0; i < job->out_width; i++, from += step, to += gap)                                          \
                 *to = table[*from];                                                                                    \
         }                                                                                                              \
@@ -519,78 +471,97 @@ PLACE(place_2, uint16_t)
 PLACE(place_4, uint32_t)
 PLACE(place_8, uint64_t)
 
-static void place_bytes(const pst_resize_job *job, const uint8_t *line, ptrdiff_t step, int y)
+static void place_bytes(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)
 {
-    const size_t gap = job->planar ? 1 : (size_t)job->channels, plane = job->planar ? job->plane : 1;
-    uint8_t *out = (uint8_t *)job->out + (size_t)y * job->row;
-    if (step == (ptrdiff_t)gap) {
-        memcpy(out, line, (size_t)job->out_width * gap);
-        return;
-    }
-    for (int c = 0; c < job->channels; c++) {
-        uint8_t *restrict to = out + (size_t)c * plane;
-        const uint8_t *from = line + c;
-        for (int i = 0; i < job->out_width; i++, from += step, to += gap)
-            *to = *from;
+    const int width = job->out_width, channels = job->channels;
+    uint8_t *out = (uint8_t *)job->out + (size_t)y * job->row_stride;
+    if (step == 1 || (step == channels && !job->planar)) {
+        memcpy(out, pixels, (size_t)width * (size_t)step);
+    } else if (job->planar || channels == 1) {
+        for (int c = 0; c < channels; c++) {
+            uint8_t *restrict to = out + (size_t)c * job->plane_stride;
+            const uint8_t *from = pixels + c;
+            for (int i = 0; i < width; i++, from += step)
+                to[i] = *from;
+        }
+    } else {
+        for (int i = 0; i < width; i++, out += 3, pixels += step) {
+            if (i > 0 && i + 1 < width) /* a fourth byte, which there is, and which the next pixel overwrites */
+                memcpy(out, pixels, 4);
+            else
+                memcpy(out, pixels, 3);
+        }
     }
 }
 
-static void place(const pst_resize_job *job, const uint8_t *line, ptrdiff_t step, int y)
+static void place(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)
 {
     if (!job->table)
-        place_bytes(job, line, step, y);
-    else if (job->entry == 1)
-        place_1(job, line, step, y);
-    else if (job->entry == 2)
-        place_2(job, line, step, y);
-    else if (job->entry == 4)
-        place_4(job, line, step, y);
+        place_bytes(job, pixels, step, y);
+    else if (job->item_size == 1)
+        place_1(job, pixels, step, y);
+    else if (job->item_size == 2)
+        place_2(job, pixels, step, y);
+    else if (job->item_size == 4)
+        place_4(job, pixels, step, y);
     else
-        place_8(job, line, step, y);
+        place_8(job, pixels, step, y);
 }
 
-static int row_of_result(const pst_resize_job *job, int y)
+/* Where row y of the result belongs. */
+static int turned(const pst_resize_job *job, int y)
 {
     return job->flip_y ? job->out_height - 1 - y : y;
-}
-
-static void emit(pst_resize_plan *plan, int y)
-{
-    const pst_resize_job *job = &plan->job;
-    const int at = row_of_result(job, y), direct = !job->table && (!job->planar || job->channels == 1);
-    uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * job->row : plan->line;
-#if PST_AVX2_COMPILED
-    if (plan->avx2)
-        down_avx2(plan, y, line);
-    else
-#endif
-        down(plan, y, line);
-    if (!direct)
-        place(job, line, job->channels, at);
 }
 
 static void copy_row(const pst_resize_plan *plan, const uint8_t *row)
 {
     const pst_resize_job *job = &plan->job;
-    const uint8_t *left = row + (ptrdiff_t)((int)job->left + (job->flip_x ? job->out_width - 1 : 0)) * job->pixel;
-    place(job, left, job->flip_x ? -job->pixel : job->pixel, row_of_result(job, plan->row - plan->first_row));
+    const int first = (int)job->left + (job->flip_x ? job->out_width - 1 : 0);
+    place(job, row + (ptrdiff_t)first * job->pixel_size, job->flip_x ? -job->pixel_size : job->pixel_size,
+          turned(job, plan->row - plan->first_row));
+}
+
+static void emit(const pst_resize_plan *plan, int y)
+{
+    const pst_resize_job *job = &plan->job;
+    const int at = turned(job, y), slot = plan->y.first[y] / 2 % (plan->y.stride / 2);
+    const int direct = !job->table && (!job->planar || job->channels == 1);
+    uint8_t *line = direct ? (uint8_t *)job->out + (size_t)at * job->row_stride : plan->line;
+#if PST_AVX2_COMPILED
+    if (plan->avx2)
+        vertical_avx2(plan, y, slot, line);
+    else
+#endif
+        vertical(plan, y, slot, line);
+    if (!direct)
+        place(job, line, job->channels, at);
 }
 
 /* Two rows of the source, of which the second may be the first once more, at the end: its weights are 0 then. */
-static void take(pst_resize_plan *plan, int pair, const uint8_t *a, const uint8_t *b)
+static void take(pst_resize_plan *plan, const uint8_t *a, const uint8_t *b)
 {
     const pst_resize_axis *y = &plan->y;
+    const int pair = plan->row / 2;
     if (plan->done == plan->job.out_height || pair < y->first[plan->done] / 2)
         return;
-    uint16_t *row = plan->ring + (size_t)ring_slot(plan, pair) * plan->ring_stride;
+    uint16_t *row = ring_row(plan, pair % (y->stride / 2), 0);
 #if PST_AVX2_COMPILED
     if (plan->avx2 && plan->job.channels == 3)
-        across_by_parts(plan, a, b, row);
+        horizontal_avx2(plan, a, b, row);
     else
 #endif
-        across(plan, a, b, row);
+        horizontal(plan, a, b, row);
     while (plan->done < plan->job.out_height && y->first[plan->done] / 2 + y->pairs[plan->done] - 1 <= pair)
         emit(plan, plan->done++);
+}
+
+/* A row of which vectors can be loaded: as it is where `count` rows from it on lie one behind the other, or a copy. */
+static const uint8_t *loadable(const pst_resize_plan *plan, const uint8_t *row, ptrdiff_t stride, int count, int copy)
+{
+    if (plan->overrun == 0 || (stride > 0 && (count - 1) * stride >= plan->overrun))
+        return row;
+    return memcpy(plan->padded[copy], row, (size_t)plan->job.width * (size_t)plan->job.pixel_size);
 }
 
 void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count)
@@ -601,14 +572,15 @@ void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t strid
         if (plan->copy) {
             copy_row(plan, rows);
         } else if (plan->row & 1) {
-            take(plan, plan->row / 2, plan->held, rows);
+            take(plan, plan->padded[0], loadable(plan, rows, stride, count, 1));
         } else if (plan->row + 1 == plan->job.height) {
-            take(plan, plan->row / 2, rows, rows);
+            const uint8_t *row = loadable(plan, rows, stride, count, 0);
+            take(plan, row, row);
         } else if (count > 1) {
-            take(plan, plan->row / 2, rows, rows + stride);
+            take(plan, loadable(plan, rows, stride, count, 0), loadable(plan, rows + stride, stride, count - 1, 1));
             count--, plan->row++, rows += stride;
         } else {
-            memcpy(plan->held, rows, (size_t)plan->job.width * (size_t)plan->job.pixel);
+            memcpy(plan->padded[0], rows, (size_t)plan->job.width * (size_t)plan->job.pixel_size);
         }
     }
 }
