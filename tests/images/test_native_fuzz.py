@@ -179,29 +179,25 @@ def test_a_damaged_file_that_passes_has_the_same_pixels_in_a_box() -> None:
     assert entered > 800  # files of odd form have none
 
 
-def pixels(data: bytes | np.ndarray) -> np.ndarray:
+def pixels(data: bytes) -> np.ndarray:
     """Those of a file; none where its colours are not turned into RGB."""
     try:
-        return native.decode_image(memoryview(data), max_pixels=1 << 20)
+        return native.decode_image(data, max_pixels=1 << 20)
     except NotImplementedError:
         return np.empty(0, np.uint8)
 
 
 def test_mutated_files_are_marked_or_left() -> None:
-    """Restart markers are put into whatever can be read to its end, within the memory that is given for it."""
+    """Restart markers are put into whatever can be read to its end."""
     rng, files = random.Random(13), seeds()
-    memory = np.zeros(CAPACITY + 2 * FENCE, np.uint8)
-    out = memory[FENCE:-FENCE]
-    fences = np.concatenate([memory[:FENCE], memory[-FENCE:]])
     made = left = 0
     for _ in range(24_000):
         data = mutate(rng, files)
-        room = out[: rng.choice((CAPACITY, CAPACITY, rng.randrange(2000)))]
-        size = native._jpeg.transcode(data, room, rng.choice((-1, 0, 1, 2, 5, 65535)), 1 << 20)
-        left += size == 0
-        if 0 < size <= len(room):
+        result = native._jpeg.transcode(data, rng.choice((-1, 0, 1, 2, 5, 65535)), 1 << 20)
+        if result is None:
+            left += 1
+        else:
             made += 1
-            assert np.array_equal(pixels(room[:size]), pixels(data)), data
-    assert np.array_equal(np.concatenate([memory[:FENCE], memory[-FENCE:]]), fences)
+            assert np.array_equal(pixels(result), pixels(data)), data
     assert min(made, left) > 3000, (made, left)
     assert native.with_restart_markers(ARITHMETIC, max_pixels=1 << 20) is None

@@ -224,20 +224,18 @@ class TestWhatStaysAsItIs:
         assert not left(data, 2000)
 
 
-def test_what_has_less_room_than_it_takes_is_counted() -> None:
-    data = jpeg(noise(90, 120))
-    made = marked(data)
-    for room in (0, 1, 700, len(made) - 1, len(made), len(made) + 1):
-        out = bytearray(room)
-        assert native._jpeg.transcode(data, out, -1, LIMIT) == len(made)
-        assert room < len(made) or out[: len(made)] == made
-
-
 def test_files_that_grow_by_much() -> None:
     """The first memory is too small for a plain picture with a marker at each MCU."""
     data = jpeg(np.full((2000, 2000, 3), 128, np.uint8), "444")
     made = check(data, 1)
     assert len(made) > len(data) + len(data) // 8 + 4096
+
+
+def test_much_data_behind_the_image() -> None:
+    data = jpeg(noise(40, 30))
+    behind = bytes(range(256)) * 400
+    for repeated in (1, 2, 9):
+        assert marked(data + behind * repeated) == marked(data) + behind * repeated
 
 
 def test_threads() -> None:

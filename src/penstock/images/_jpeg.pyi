@@ -28,7 +28,13 @@ def draw(
     partial: bool,
     simd: bool,
     /,
-) -> int: ...
+) -> int:
+    """Decode a box and resize it into `out`; return the nanoseconds that resizing took.
+
+    `scale` 0 shrinks the box as long as it stays as large as `out`; 1, 2, 4 and 8 shrink it by that and round it
+    outward to whole pixels. Without `own`, libjpeg decodes every file. The rest is as in `native.draw_box`.
+    """
+
 def draw_batch(
     sources: Sequence[bytes | bytearray | memoryview] | Any,
     out: Any,
@@ -44,11 +50,21 @@ def draw_batch(
     sizes: Any,
     simd: bool,
     /,
-) -> tuple[bytes, int]: ...
-def sizes(sources: Sequence[bytes | bytearray | memoryview], out: Any, /) -> None: ...
-def uniform(keys: Any, out: Any, /) -> None: ...
-def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int: ...
-def transcode(data: bytes | bytearray | memoryview, out: bytearray, interval: int, max_pixels: int, /) -> int: ...
+) -> tuple[bytes, int]:
+    """See `native.draw_batch`; the number is nanoseconds."""
+
+def sizes(sources: Sequence[bytes | bytearray | memoryview], out: Any, /) -> None:
+    """Write the width and height of each file into `out`, int32 (n, 2): see `native.sizes_of`."""
+
+def uniform(keys: Any, out: Any, /) -> None:
+    """Write k random numbers for each key, uint64 (n,), into `out`, float64 (n, k): see `native.uniform`."""
+
+def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int:
+    """Write the entries of a file into `out`; return their size, which may be more than fits, or 0 without any."""
+
+def transcode(data: bytes | bytearray | memoryview, interval: int, max_pixels: int, /) -> bytes | None:
+    """Return the file with a restart marker every `interval` MCUs, -1 for a choice by its width, or None."""
+
 def resize(
     source: Any,
     out: Any,
@@ -64,4 +80,5 @@ def resize(
     planar: bool,
     simd: bool,
     /,
-) -> None: ...
+) -> None:
+    """See `penstock.images.resize.resize`. Raises `ValueError` for arrays and boxes that do not match."""

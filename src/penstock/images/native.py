@@ -245,15 +245,9 @@ def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels:
 
     >>> marked = with_restart_markers(data, max_pixels=MAX_PIXELS)               # doctest: +SKIP
     """
-    wanted = -1 if interval is None else interval
     if interval is not None and not 0 <= interval <= 65535:
         raise IndexError(f"an interval must be from 0 to 65,535 MCUs, not {interval}")
-    out = bytearray(len(data) + len(data) // 8 + 4096)
-    size = _jpeg.transcode(data, out, wanted, _limit(max_pixels))
-    if size > len(out):
-        out = bytearray(size)
-        size = _jpeg.transcode(data, out, wanted, _limit(max_pixels))
-    return bytes(memoryview(out)[:size]) if size else None
+    return _jpeg.transcode(data, -1 if interval is None else interval, _limit(max_pixels))
 
 
 def _draw(

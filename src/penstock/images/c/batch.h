@@ -2,29 +2,21 @@
 #ifndef PENSTOCK_BATCH_H
 #define PENSTOCK_BATCH_H
 
-#include "resize.h"
+#include "decode.h"
 
 typedef struct {
-    const uint8_t *data; /* a JPEG file; or the first row of pixels */
-    size_t size;         /* bytes of the file */
-    double box[4];       /* left, top, right, bottom: what is drawn, in pixels of the image */
-    int inside[4];       /* top, left, bottom, right: where it is drawn, in pixels of the result; the rest is filled */
-    int width, height;   /* of the image, as the caller knows it; of a file 0 is not known */
-    int flip_x, flip_y;
+    pst_resize_job job;  /* what is drawn: its result is the part of this image's result that is not filled */
+    pst_request request; /* of a file, without the job */
+    const uint8_t *rows; /* of pixels; NULL: there is a file */
+    ptrdiff_t stride;    /* bytes from one of these rows to the next */
+    int inside[4];       /* top, left, bottom and right of what is drawn, in pixels of the result */
 } pst_batch_image;
 
-typedef struct {
-    pst_resize_job
-        job;       /* of every image: layout, table and filter; `out` and its sizes are those of the first result */
-    size_t result; /* entries from one result to the next */
-    const uint8_t *fill; /* an entry for each channel */
-    int files;           /* images are JPEG files, or pixels with `stride` bytes from one row to the next */
-    ptrdiff_t stride;
-    unsigned long long max_pixels;
-    int64_t resizing; /* nanoseconds that went into other than decoding */
-} pst_batch;
-
-/* Draw `count` images. status[i] is 0, or 1 where an image could not be decoded: its result is of no use then. */
-void pst_batch_draw(pst_batch *batch, const pst_batch_image *images, size_t count, char *status);
+/* Draw `count` images. `whole` says what they have in common, and where the first result is; the others follow `stride`
+ * items apart. What is not drawn is filled with an item for each channel, if there is `fill`. status[i] is 0, or 1 for
+ * an image that could not be drawn: its result is of no use then. Returns the nanoseconds that went into resizing
+ * files. */
+int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t *fill, pst_batch_image *images,
+                       size_t count, char *status);
 
 #endif

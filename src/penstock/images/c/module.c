@@ -1,50 +1,33 @@
-/* The extension module: what the functions mean is said in penstock/images/native.py and resize.py.
+/* The extension module. What its functions mean is said in _jpeg.pyi, native.py and resize.py.
  *
  * Sizes, shapes, strides and boxes are checked here, before anything is written. The GIL is released while pixels are
  * made.
  */
 #include "cpython.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "batch.h"
-#include "decode.h"
+#include "cpu.h"
 #include "random.h"
 #include "transcode.h"
-#include "resize.h"
-#include "cpu.h"
 
-static PyObject *raised(enum pst_outcome outcome, const pst_request *req)
+static PyObject *raise(enum pst_outcome outcome, const char *message)
 {
-    switch (outcome) {
-    case PST_UNSUPPORTED:
-        PyErr_SetString(PyExc_NotImplementedError, req->message);
-        break;
-    case PST_LIMITED:
-        PyErr_SetString(PyExc_OverflowError, req->message);
-        break;
-    case PST_OUTSIDE:
-        PyErr_SetString(PyExc_IndexError, req->message);
-        break;
-    case PST_NO_MEMORY:
-        PyErr_SetString(PyExc_MemoryError, req->message);
-        break;
-    default: /* the text may hold bytes of the file */
-        for (const char *c = req->message; *c; c++)
-            if ((unsigned char)*c > 126) {
-                PyErr_SetString(PyExc_ValueError, "damaged");
-                return NULL;
-            }
-        PyErr_SetString(PyExc_ValueError, req->message);
-    }
+    PyObject *type = outcome == PST_UNSUPPORTED ? PyExc_NotImplementedError
+                     : outcome == PST_LIMITED   ? PyExc_OverflowError
+                     : outcome == PST_OUTSIDE   ? PyExc_IndexError
+                     : outcome == PST_NO_MEMORY ? PyExc_MemoryError
+                                                : PyExc_ValueError;
+    int readable = 1; /* or with bytes of the file */
+    for (const char *c = message; *c; c++)
+        readable = readable && (unsigned char)*c <= 126;
+    PyErr_SetString(type, readable ? message : "damaged");
     return NULL;
 }
 
-/* Whether this can be a box of an image; nothing that is not a number is. */
-static int is_box(double left, double top, double right, double bottom)
-{
-    return left >= 0 && left < right && right < 65536 && top >= 0 && top < bottom && bottom < 65536;
-}
+/* Buffers. */
 
 /* Get a buffer; None is one without memory. */
 static int get_view(PyObject *object, Py_buffer *view, int flags)
@@ -58,8 +41,7 @@ static void release_views(Py_buffer *views, Py_ssize_t count)
         PyBuffer_Release(&views[i]);
 }
 
-/* How many entries lie from one index of a dimension to the next: at least so many, whole ones; 0 where that is not so.
- */
+/* Items from one index of a dimension to the next: at least so many, whole ones; 0 where that is not so. */
 static size_t item_stride(const Py_buffer *view, int dimension, Py_ssize_t least)
 {
     Py_ssize_t bytes = view->strides[dimension];
@@ -68,16 +50,16 @@ static size_t item_stride(const Py_buffer *view, int dimension, Py_ssize_t least
     return bytes % view->itemsize == 0 && bytes / view->itemsize >= least ? (size_t)(bytes / view->itemsize) : 0;
 }
 
-/* What a job says of its result, from what holds that and its table; 0 if these do not go together. Rows and planes may
- * be apart. With `first` 1 the buffer holds the results of a batch. */
+/* Set what a job says of its result, from the buffers of that and of its table; 0 if these do not go together. Rows and
+ * planes may be apart. With `first` 1 there is a dimension more in front. */
 static int set_result(pst_resize_job *job, const Py_buffer *out, int first, const Py_buffer *table)
 {
     const int down = job->planar ? first + 1 : first, across = down + 1;
-    if (out->ndim != first + 3 || out->itemsize < 1)
+    if (out->ndim != first + 3 || out->itemsize < 1 || out->shape[down] < 1 || out->shape[across] < 1 ||
+        out->shape[down] > PST_RESIZE_MAX_SIDE || out->shape[across] > PST_RESIZE_MAX_SIDE)
         return 0;
     const Py_ssize_t channels = out->shape[job->planar ? first : first + 2], pixel = job->planar ? 1 : channels;
-    if ((channels != 1 && channels != 3) || out->shape[down] < 1 || out->shape[down] > PST_RESIZE_MAX_SIDE ||
-        out->shape[across] < 1 || out->shape[across] > PST_RESIZE_MAX_SIDE)
+    if (channels != 1 && channels != 3)
         return 0;
     job->channels = (int)channels;
     job->out_height = (int)out->shape[down];
@@ -93,18 +75,17 @@ static int set_result(pst_resize_job *job, const Py_buffer *out, int first, cons
     if (!table->buf)
         return job->item_size == 1;
     return table->ndim == 2 && table->shape[0] == channels && table->shape[1] == 256 &&
-           table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->item_size == 0 &&
-           (job->item_size == 1 || job->item_size == 2 || job->item_size == 4 || job->item_size == 8);
+           table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->item_size == 0;
 }
 
-/* The sizes of a job's source, from what holds its pixels; 0 if these do not go together. */
+/* Set the size of a job's source, from the buffer of its pixels; 0 if these do not go together. */
 static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
 {
     if (source->ndim != first + 3 || source->itemsize != 1)
         return 0;
     const Py_ssize_t height = source->shape[first], width = source->shape[first + 1], pixel = source->shape[first + 2];
-    if (height < 1 || height > PST_RESIZE_MAX_SIDE || width < 1 || width > PST_RESIZE_MAX_SIDE ||
-        (pixel != job->channels && (pixel != 4 || job->channels != 3)))
+    if (height > PST_RESIZE_MAX_SIDE || width > PST_RESIZE_MAX_SIDE ||
+        (pixel != job->channels && !(pixel == 4 && job->channels == 3)))
         return 0;
     job->height = (int)height;
     job->width = (int)width;
@@ -112,11 +93,14 @@ static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
     return source->strides[first + 2] == 1 && source->strides[first + 1] == pixel;
 }
 
-PyDoc_STRVAR(resize_doc,
-             "resize(source, out, left, top, right, bottom, bicubic, antialias, flip_x, flip_y, table, planar, "
-             "simd)\n"
-             "--\n\n"
-             "Resize a box of `source` into `out`; a ValueError if their shapes and types do not go together.");
+/* Whether this can be a box of an image; nothing that is not a number is. */
+static int is_box(const pst_request *req)
+{
+    return req->left >= 0 && req->left < req->right && req->right < 65536 && req->top >= 0 && req->top < req->bottom &&
+           req->bottom < 65536;
+}
+
+/* One image. */
 
 static PyObject *resize(PyObject *module, PyObject *args)
 {
@@ -145,11 +129,6 @@ static PyObject *resize(PyObject *module, PyObject *args)
     return result;
 }
 
-PyDoc_STRVAR(draw_doc, "draw(data, out, left, top, right, bottom, bicubic, antialias, flip_x, flip_y, table, planar, "
-                       "max_pixels, width, height, entries, scale, own, partial, simd)\n"
-                       "--\n\n"
-                       "Decode a box and resize it into `out`: nanoseconds of resizing.");
-
 static PyObject *draw(PyObject *module, PyObject *args)
 {
     enum { DATA, ENTRIES, OUT, TABLE, VIEWS };
@@ -165,8 +144,7 @@ static PyObject *draw(PyObject *module, PyObject *args)
         return NULL;
     if (get_view(to, &views[OUT], PyBUF_STRIDED) && get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS)) {
         const int is_scale = req.scale == 0 || req.scale == 1 || req.scale == 2 || req.scale == 4 || req.scale == 8;
-        if (is_scale && is_box(req.left, req.top, req.right, req.bottom) &&
-            set_result(&job, &views[OUT], 0, &views[TABLE])) {
+        if (is_scale && is_box(&req) && set_result(&job, &views[OUT], 0, &views[TABLE])) {
             enum pst_outcome outcome;
             req.data = views[DATA].buf;
             req.size = (size_t)views[DATA].len;
@@ -176,12 +154,61 @@ static PyObject *draw(PyObject *module, PyObject *args)
             Py_BEGIN_ALLOW_THREADS
                 outcome = pst_decode(&req);
             Py_END_ALLOW_THREADS
-            result = outcome == PST_DONE ? PyLong_FromLongLong(req.resizing) : raised(outcome, &req);
+            result = outcome == PST_DONE ? PyLong_FromLongLong(req.resizing) : raise(outcome, req.message);
         } else {
             PyErr_SetString(PyExc_IndexError, "box, scale, table and result do not go together");
         }
     }
     release_views(views, VIEWS);
+    return result;
+}
+
+static PyObject *entries(PyObject *module, PyObject *args)
+{
+    Py_buffer data, out;
+    long step;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &step))
+        return NULL;
+    PyObject *result = NULL;
+    if (step >= 1 && step <= 65535) {
+        size_t size;
+        Py_BEGIN_ALLOW_THREADS
+            size = pst_entries(data.buf, (size_t)data.len, step, out.buf, (size_t)out.len);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromSize_t(size);
+    } else {
+        PyErr_SetString(PyExc_IndexError, "step");
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyObject *transcode(PyObject *module, PyObject *args)
+{
+    Py_buffer data;
+    long interval;
+    unsigned long long max_pixels;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*lK", &data, &interval, &max_pixels))
+        return NULL;
+    PyObject *result = NULL;
+    if (interval >= -1 && interval <= 65535) {
+        enum pst_outcome outcome;
+        uint8_t *out;
+        size_t size;
+        Py_BEGIN_ALLOW_THREADS
+            outcome = pst_transcode(data.buf, (size_t)data.len, interval, max_pixels, &out, &size);
+        Py_END_ALLOW_THREADS
+        result = outcome == PST_DONE        ? PyBytes_FromStringAndSize((const char *)out, (Py_ssize_t)size)
+                 : outcome == PST_NO_MEMORY ? PyErr_NoMemory()
+                                            : Py_NewRef(Py_None);
+        free(out);
+    } else {
+        PyErr_SetString(PyExc_IndexError, "interval");
+    }
+    PyBuffer_Release(&data);
     return result;
 }
 
@@ -219,87 +246,93 @@ static Py_buffer *get_files(PyObject *sources, Py_ssize_t *count)
 /* The arguments of `draw_batch` that are arrays. */
 enum { OUT, BOXES, FLIPS, INSIDE, FILL, TABLE, SIZES, PIXELS, VIEWS };
 
-/* What is said of each image; 0 if that is out of range. It is copied, since other threads may change it. */
-static int set_images(pst_batch_image *images, Py_ssize_t count, const pst_batch *batch, const Py_buffer *views,
-                      const Py_buffer *files)
+/* Whether these go together: shapes, types and strides. `whole` and `stride` are set to what says where the results
+ * are. */
+static int set_batch(pst_resize_job *whole, size_t *stride, const Py_buffer *views, const Py_buffer *files)
 {
-    const double *box = views[BOXES].buf;
-    const uint8_t *flips = views[FLIPS].buf;
-    const int32_t *inside = views[INSIDE].buf, *size = views[SIZES].buf;
-    const pst_resize_job *job = &batch->job;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        pst_batch_image *image = &images[i];
-        memcpy(image->box, box + 4 * i, sizeof image->box);
-        if (!is_box(image->box[0], image->box[1], image->box[2], image->box[3]))
-            return 0;
-        image->inside[2] = job->out_height;
-        image->inside[3] = job->out_width;
-        if (inside)
-            memcpy(image->inside, inside + 4 * i, sizeof image->inside);
-        if (image->inside[0] < 0 || image->inside[0] > image->inside[2] || image->inside[2] > job->out_height ||
-            image->inside[1] < 0 || image->inside[1] > image->inside[3] || image->inside[3] > job->out_width)
-            return 0;
-        image->flip_x = flips && flips[2 * i];
-        image->flip_y = flips && flips[2 * i + 1];
-        image->width = size ? size[2 * i] : job->width;
-        image->height = size ? size[2 * i + 1] : job->height;
-        if (image->width < 0 || image->height < 0)
-            return 0;
-        if (files) {
-            image->data = files[i].buf;
-            image->size = (size_t)files[i].len;
-        } else {
-            image->data = (const uint8_t *)views[PIXELS].buf + i * views[PIXELS].strides[0];
-            if (image->width != job->width || image->height != job->height || image->box[2] > job->width ||
-                image->box[3] > job->height)
-                return 0;
-        }
-    }
+    const Py_buffer *out = &views[OUT], *fill = &views[FILL], *pixels = &views[PIXELS];
+    if (!set_result(whole, out, 1, &views[TABLE]) ||
+        (!files && (!set_source(whole, pixels, 1) || pixels->shape[0] != out->shape[0])))
+        return 0;
+    const Py_ssize_t count = out->shape[0];
+    *stride = item_stride(out, 0,
+                          whole->planar ? (Py_ssize_t)whole->plane_stride * whole->channels
+                                        : (Py_ssize_t)whole->row_stride * whole->out_height);
+    return (*stride || count == 0) && is_array(&views[BOXES], "d", sizeof(double), count, 4) &&
+           (!views[FLIPS].buf || is_array(&views[FLIPS], "B?", 1, count, 2)) &&
+           (!views[INSIDE].buf || is_array(&views[INSIDE], "il", sizeof(int32_t), count, 4)) &&
+           (!views[SIZES].buf || is_array(&views[SIZES], "il", sizeof(int32_t), count, 2)) &&
+           (views[INSIDE].buf != NULL) == (fill->buf != NULL) &&
+           (!fill->buf || (fill->ndim == 1 && fill->shape[0] == whole->channels && fill->itemsize == out->itemsize));
+}
+
+/* Set what image `i` is, without its source; 0 if a number is out of range. The numbers are copied before they are
+ * checked, since other threads may change them. */
+static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job *whole, size_t stride,
+                     const Py_buffer *views)
+{
+    pst_resize_job *job = &image->job;
+    pst_request *req = &image->request;
+    double box[4];
+    int32_t inside[4] = {0, 0, whole->out_height, whole->out_width}, size[2] = {0, 0};
+    memcpy(box, (const double *)views[BOXES].buf + 4 * i, sizeof box);
+    if (views[INSIDE].buf)
+        memcpy(inside, (const int32_t *)views[INSIDE].buf + 4 * i, sizeof inside);
+    if (views[SIZES].buf)
+        memcpy(size, (const int32_t *)views[SIZES].buf + 2 * i, sizeof size);
+    memcpy(image->inside, inside, sizeof inside);
+    *job = *whole;
+    job->left = req->left = box[0];
+    job->top = req->top = box[1];
+    job->right = req->right = box[2];
+    job->bottom = req->bottom = box[3];
+    req->expected_width = size[0];
+    req->expected_height = size[1];
+    if (!is_box(req) || size[0] < 0 || size[1] < 0 || inside[0] < 0 || inside[0] > inside[2] ||
+        inside[2] > whole->out_height || inside[1] < 0 || inside[1] > inside[3] || inside[3] > whole->out_width)
+        return 0;
+    const size_t pixel = whole->planar ? 1 : (size_t)whole->channels;
+    const size_t first = (size_t)i * stride + (size_t)inside[0] * whole->row_stride + (size_t)inside[1] * pixel;
+    job->out = (uint8_t *)whole->out + first * (size_t)whole->item_size;
+    job->out_height = inside[2] - inside[0];
+    job->out_width = inside[3] - inside[1];
+    job->flip_x = views[FLIPS].buf && ((const uint8_t *)views[FLIPS].buf)[2 * i];
+    job->flip_y = views[FLIPS].buf && ((const uint8_t *)views[FLIPS].buf)[2 * i + 1];
     return 1;
 }
 
-/* Whether the arguments go together: shapes, types and strides. */
-static int set_batch(pst_batch *batch, const Py_buffer *views, Py_ssize_t *count)
+/* Set the source of image `i`; 0 if its box is not inside it. */
+static int set_image_source(pst_batch_image *image, Py_ssize_t i, unsigned long long max_pixels,
+                            const Py_buffer *pixels, const Py_buffer *files)
 {
-    const Py_buffer *out = &views[OUT], *fill = &views[FILL], *pixels = &views[PIXELS];
-    if (!set_result(&batch->job, out, 1, &views[TABLE]) || (!batch->files && !set_source(&batch->job, pixels, 1)))
-        return 0;
-    *count = out->shape[0];
-    batch->stride = batch->files ? 0 : pixels->strides[1];
-    batch->fill = fill->buf;
-    batch->result = item_stride(out, 0,
-                                batch->job.planar ? (Py_ssize_t)batch->job.plane_stride * batch->job.channels
-                                                  : (Py_ssize_t)batch->job.row_stride * batch->job.out_height);
-    return (batch->result || *count == 0) && (batch->files || pixels->shape[0] == *count) &&
-           is_array(&views[BOXES], "d", sizeof(double), *count, 4) &&
-           (!views[FLIPS].buf || is_array(&views[FLIPS], "B?", 1, *count, 2)) &&
-           (!views[INSIDE].buf || is_array(&views[INSIDE], "il", sizeof(int32_t), *count, 4)) &&
-           (!views[SIZES].buf || is_array(&views[SIZES], "il", sizeof(int32_t), *count, 2)) &&
-           (views[INSIDE].buf != NULL) == (fill->buf != NULL) &&
-           (!fill->buf ||
-            (fill->ndim == 1 && fill->shape[0] == batch->job.channels && fill->itemsize == out->itemsize));
+    if (files) {
+        image->request.data = files[i].buf;
+        image->request.size = (size_t)files[i].len;
+        image->request.max_pixels = max_pixels;
+        image->request.own = 1;
+        return 1;
+    }
+    image->rows = (const uint8_t *)pixels->buf + i * pixels->strides[0];
+    image->stride = pixels->strides[1];
+    return image->job.right <= image->job.width && image->job.bottom <= image->job.height;
 }
-
-PyDoc_STRVAR(draw_batch_doc, "draw_batch(sources, out, boxes, flips, inside, fill, table, bicubic, antialias, planar, "
-                             "max_pixels, sizes, simd)\n"
-                             "--\n\n"
-                             "Draw an image of each source into its place in `out`: (a byte for each, which is 0 where "
-                             "that is done, nanoseconds of resizing).");
 
 static PyObject *draw_batch(PyObject *module, PyObject *args)
 {
     PyObject *sources, *objects[VIEWS] = {NULL}, *result = NULL;
     Py_buffer views[VIEWS] = {{0}}, *files = NULL;
-    Py_ssize_t count = 0, given = 0;
-    pst_batch batch = {0};
+    Py_ssize_t count = 0;
+    size_t stride;
+    unsigned long long max_pixels;
+    pst_resize_job whole = {0};
     (void)module;
     if (!PyArg_ParseTuple(args, "OOOOOOOpppKOp", &sources, &objects[OUT], &objects[BOXES], &objects[FLIPS],
-                          &objects[INSIDE], &objects[FILL], &objects[TABLE], &batch.job.bicubic, &batch.job.antialias,
-                          &batch.job.planar, &batch.max_pixels, &objects[SIZES], &batch.job.simd))
+                          &objects[INSIDE], &objects[FILL], &objects[TABLE], &whole.bicubic, &whole.antialias,
+                          &whole.planar, &max_pixels, &objects[SIZES], &whole.simd))
         return NULL;
-    batch.files = !PyObject_CheckBuffer(sources);
-    objects[PIXELS] = batch.files ? Py_None : sources;
-    if (batch.files && !(files = get_files(sources, &given)))
+    const int is_pixels = PyObject_CheckBuffer(sources);
+    objects[PIXELS] = is_pixels ? sources : Py_None;
+    if (!is_pixels && !(files = get_files(sources, &count)))
         return NULL;
     int got = 1;
     for (int i = 0; got && i < VIEWS; i++)
@@ -307,19 +340,26 @@ static PyObject *draw_batch(PyObject *module, PyObject *args)
                        i == OUT      ? PyBUF_STRIDED
                        : i == PIXELS ? PyBUF_STRIDED_RO
                                      : PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
-    if (got && set_batch(&batch, views, &count) && (!files || given == count)) {
-        pst_batch_image *images = PyMem_Calloc((size_t)count + 1, sizeof *images);
-        PyObject *status = PyBytes_FromStringAndSize(NULL, count);
-        if (!images || !status) {
+    if (got && set_batch(&whole, &stride, views, files) && (is_pixels || count == views[OUT].shape[0])) {
+        const Py_ssize_t images_count = views[OUT].shape[0];
+        PyObject *status = PyBytes_FromStringAndSize(NULL, images_count);
+        pst_batch_image *images = PyMem_Calloc((size_t)images_count + 1, sizeof *images);
+        int ready = status && images;
+        if (!ready)
             PyErr_NoMemory();
-        } else if (set_images(images, count, &batch, views, files)) {
-            char *states = PyBytes_AsString(status);
+        for (Py_ssize_t i = 0; ready && i < images_count; i++) {
+            ready = set_image(&images[i], i, &whole, stride, views) &&
+                    set_image_source(&images[i], i, max_pixels, &views[PIXELS], files);
+            if (!ready)
+                PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
+        }
+        if (ready) {
+            char *bytes = PyBytes_AsString(status);
+            int64_t resizing;
             Py_BEGIN_ALLOW_THREADS
-                pst_batch_draw(&batch, images, (size_t)count, states);
+                resizing = pst_batch_draw(&whole, stride, views[FILL].buf, images, (size_t)images_count, bytes);
             Py_END_ALLOW_THREADS
-            result = Py_BuildValue("OL", status, (long long)batch.resizing);
-        } else {
-            PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
+            result = Py_BuildValue("OL", status, (long long)resizing);
         }
         Py_XDECREF(status);
         PyMem_Free(images);
@@ -327,16 +367,10 @@ static PyObject *draw_batch(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "the shapes and types of the arrays do not go together");
     }
     release_views(views, VIEWS);
-    release_views(files, given);
+    release_views(files, count);
     PyMem_Free(files);
     return result;
 }
-
-PyDoc_STRVAR(sizes_doc,
-             "sizes(sources, out)\n"
-             "--\n\n"
-             "Write the width and height of each JPEG file into `out`, int32 (n, 2); 0 x 0 for files that the "
-             "extension's own decoder does not take.");
 
 static PyObject *sizes(PyObject *module, PyObject *args)
 {
@@ -348,9 +382,8 @@ static PyObject *sizes(PyObject *module, PyObject *args)
         return NULL;
     if (get_view(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
         if (is_array(&out, "il", sizeof(int32_t), count, 2)) {
-            int32_t *size = out.buf;
-            for (Py_ssize_t i = 0; i < count; i++, size += 2)
-                pst_size(files[i].buf, (size_t)files[i].len, size);
+            for (Py_ssize_t i = 0; i < count; i++)
+                pst_size(files[i].buf, (size_t)files[i].len, (int32_t *)out.buf + 2 * i);
             result = Py_NewRef(Py_None);
         } else {
             PyErr_SetString(PyExc_ValueError, "out must be int32 (n, 2), for n files");
@@ -361,11 +394,6 @@ static PyObject *sizes(PyObject *module, PyObject *args)
     PyMem_Free(files);
     return result;
 }
-
-PyDoc_STRVAR(uniform_doc,
-             "uniform(keys, out)\n"
-             "--\n\n"
-             "Write the first k random numbers of each of n keys, uint64 (n,), into `out`, float64 (n, k).");
 
 static PyObject *uniform(PyObject *module, PyObject *args)
 {
@@ -390,73 +418,11 @@ static PyObject *uniform(PyObject *module, PyObject *args)
     return result;
 }
 
-PyDoc_STRVAR(entries_doc,
-             "entries(data, out, step)\n"
-             "--\n\n"
-             "Write the entries of a file into `out`, every `step` MCUs of a row: their size, which may be "
-             "more than there is room for; 0 for a file that has none.");
-
-static PyObject *entries(PyObject *module, PyObject *args)
-{
-    Py_buffer data, out;
-    long step;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &step))
-        return NULL;
-    PyObject *result = NULL;
-    if (step < 1 || step > 65535) {
-        PyErr_SetString(PyExc_IndexError, "step");
-    } else {
-        size_t size;
-        Py_BEGIN_ALLOW_THREADS
-            size = pst_entries(data.buf, (size_t)data.len, step, out.buf, (size_t)out.len);
-        Py_END_ALLOW_THREADS
-        result = PyLong_FromSize_t(size);
-    }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
-    return result;
-}
-
-PyDoc_STRVAR(transcode_doc,
-             "transcode(data, out, interval, max_pixels)\n"
-             "--\n\n"
-             "Write a JPEG with a restart marker every `interval` MCUs into `out` (0: none; -1: as many as "
-             "suit its width): its size, which may be more than there is room for; 0 for what stays as it "
-             "is.");
-
-static PyObject *transcode(PyObject *module, PyObject *args)
-{
-    Py_buffer data, out;
-    pst_transcoding req;
-    (void)module;
-    memset(&req, 0, sizeof req);
-    if (!PyArg_ParseTuple(args, "y*w*lK", &data, &out, &req.interval, &req.max_pixels))
-        return NULL;
-    PyObject *result = NULL;
-    if (req.interval < -1 || req.interval > 65535)
-        PyErr_SetString(PyExc_IndexError, "interval");
-    else {
-        enum pst_outcome outcome;
-        req.data = data.buf;
-        req.size = (size_t)data.len;
-        req.out = out.buf;
-        req.capacity = (size_t)out.len;
-        Py_BEGIN_ALLOW_THREADS
-            outcome = pst_transcode(&req);
-        Py_END_ALLOW_THREADS
-        result = outcome == PST_NO_MEMORY ? PyErr_NoMemory() : PyLong_FromSize_t(outcome == PST_DONE ? req.needed : 0);
-    }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
-    return result;
-}
-
 static PyMethodDef methods[] = {
-    {"draw", draw, METH_VARARGS, draw_doc},          {"draw_batch", draw_batch, METH_VARARGS, draw_batch_doc},
-    {"sizes", sizes, METH_VARARGS, sizes_doc},       {"uniform", uniform, METH_VARARGS, uniform_doc},
-    {"entries", entries, METH_VARARGS, entries_doc}, {"transcode", transcode, METH_VARARGS, transcode_doc},
-    {"resize", resize, METH_VARARGS, resize_doc},    {NULL, NULL, 0, NULL}};
+    {"draw", draw, METH_VARARGS, NULL},       {"draw_batch", draw_batch, METH_VARARGS, NULL},
+    {"entries", entries, METH_VARARGS, NULL}, {"resize", resize, METH_VARARGS, NULL},
+    {"sizes", sizes, METH_VARARGS, NULL},     {"transcode", transcode, METH_VARARGS, NULL},
+    {"uniform", uniform, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)
 {

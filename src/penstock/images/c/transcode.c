@@ -1,30 +1,26 @@
 /* A JPEG with other restart markers: coefficients are read, and written again with Huffman tables of their own.
  *
- * penstock/images/native.py says what it is for. Promises:
- *
  * - Coefficients, quantisation tables, sampling factors, colours and components' names are those of the file. So are
  * all APPn and COM segments, byte for byte and in their order, and what follows the end of the image.
  * - A file that is not read to its end without a warning, or that libjpeg would write otherwise (several scans,
  *   progressive, arithmetic coding, lossless, more than 8 bits), gives nothing.
- * - No error ends the process (libjpeg.c). All that was allocated is libjpeg's own and is freed on every way out; what
- * is written goes to memory of the caller, within its bounds.
- * - There is no shared state. Memory: all coefficients, 2 bytes each. Pixels are limited.
+ * - Memory: the result, and all coefficients, 2 bytes each. Pixels are limited.
  */
 #include "transcode.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define SEGMENT 0xFFFF /* bytes of a segment that are kept: more than one can have */
-#define SPARE 4096     /* bytes for what there is no room for: it is counted, and lost */
-#define WISHED 8       /* MCUs between markers, as near as the width allows: a crop uses fewer of longer segments. */
-#define FEWEST 4       /* Shorter ones cost too many bytes: 4 add 2 % to photographs, 2 add 4 %. */
+#include <jerror.h>
+
+#define MAX_SEGMENT 0xFFFF /* bytes of a segment that are kept: more than one can have */
+#define WANTED_INTERVAL 8  /* MCUs, as near as the width allows: a crop uses fewer of longer segments. */
+#define LEAST_INTERVAL 4   /* Shorter ones cost too many bytes: 4 add 2 % to photographs, 2 add 4 %. */
 
 typedef struct {
-    struct jpeg_destination_mgr base; /* first: libjpeg's pointer to it is a pointer to all of it */
-    pst_transcoding *request;
-    int spare_used;
-    JOCTET spare[SPARE];
+    struct jpeg_destination_mgr manager; /* first: libjpeg's pointer to it is a pointer to all of it */
+    uint8_t *memory;
+    size_t capacity;
 } destination;
 
 /* What must survive a longjmp. */
@@ -32,74 +28,74 @@ typedef struct {
     pst_libjpeg lib;
     struct jpeg_compress_struct to;
     destination destination;
-} work;
+    const uint8_t *data;
+    size_t size;
+    long interval;
+    unsigned long long max_pixels;
+} transcoding;
 
-/* libjpeg's destination. */
-
-static void to_spare(destination *d)
+/* Make room for more bytes behind those that are in use. */
+static void reserve(j_compress_ptr to, size_t used, size_t more)
 {
-    d->spare_used = 1;
-    d->base.next_output_byte = d->spare;
-    d->base.free_in_buffer = SPARE;
+    destination *d = (destination *)to->dest;
+    const size_t capacity = 2 * used + more;
+    uint8_t *memory = realloc(d->memory, capacity);
+    if (!memory)
+        ERREXIT1(to, JERR_OUT_OF_MEMORY, 0);
+    d->memory = memory;
+    d->capacity = capacity;
+    d->manager.next_output_byte = memory + used;
+    d->manager.free_in_buffer = capacity - used;
 }
 
-static void init_destination(j_compress_ptr cinfo)
+static void init_destination(j_compress_ptr to)
 {
-    destination *d = (destination *)cinfo->dest;
-    d->request->needed = 0;
-    d->base.next_output_byte = d->request->out;
-    d->base.free_in_buffer = d->request->capacity;
-    d->spare_used = 0;
-    if (!d->request->capacity)
-        to_spare(d);
+    const transcoding *t = to->client_data;
+    reserve(to, 0, t->size + t->size / 8 + 4096);
 }
 
-static boolean empty_output_buffer(j_compress_ptr cinfo)
+static boolean empty_output_buffer(j_compress_ptr to)
 {
-    destination *d = (destination *)cinfo->dest;
-    d->request->needed += d->spare_used ? SPARE : d->request->capacity;
-    to_spare(d);
+    reserve(to, ((destination *)to->dest)->capacity, 1);
     return TRUE;
 }
 
-static void term_destination(j_compress_ptr cinfo)
+static void term_destination(j_compress_ptr to)
 {
-    destination *d = (destination *)cinfo->dest;
-    d->request->needed += (d->spare_used ? SPARE : d->request->capacity) - d->base.free_in_buffer;
+    (void)to;
 }
 
-/* The divisor of the MCUs of a row that is nearest to the wish; a whole row where that is short. */
+/* The divisor of the MCUs of a row that is nearest to the wanted one; a whole row where that is short. */
 static long choose_interval(j_decompress_ptr from)
 {
     long mcu = from->num_components == 1 ? DCTSIZE : from->max_h_samp_factor * DCTSIZE;
     long row = ((long)from->image_width + mcu - 1) / mcu, found = row;
-    for (long by = FEWEST; by < row; by++)
-        if (row % by == 0 && labs(by - WISHED) <= labs(found - WISHED))
+    for (long by = LEAST_INTERVAL; by < row; by++)
+        if (row % by == 0 && labs(by - WANTED_INTERVAL) <= labs(found - WANTED_INTERVAL))
             found = by;
     return found;
 }
 
 static enum pst_outcome convert(j_decompress_ptr from, void *argument)
 {
-    work *w = argument;
-    pst_transcoding *req = w->destination.request;
-    j_compress_ptr to = &w->to;
-    jpeg_create_compress(to);
-    jpeg_mem_src(from, req->data, (unsigned long)req->size);
-    jpeg_save_markers(from, JPEG_COM, SEGMENT);
+    transcoding *t = argument;
+    j_compress_ptr to = &t->to;
+    jpeg_mem_src(from, t->data, (unsigned long)t->size);
+    jpeg_save_markers(from, JPEG_COM, MAX_SEGMENT);
     for (int i = 0; i < 16; i++)
-        jpeg_save_markers(from, JPEG_APP0 + i, SEGMENT);
+        jpeg_save_markers(from, JPEG_APP0 + i, MAX_SEGMENT);
     jpeg_read_header(from, TRUE);
     if (jpeg_has_multiple_scans(from) || from->arith_code || from->data_precision != 8)
         return PST_UNSUPPORTED;
-    if ((unsigned long long)from->image_width * from->image_height > req->max_pixels)
+    if ((unsigned long long)from->image_width * from->image_height > t->max_pixels)
         return PST_LIMITED;
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(from);
 
-    to->dest = &w->destination.base;
+    jpeg_create_compress(to);
+    to->dest = &t->destination.manager;
     jpeg_copy_critical_parameters(from, to);
     to->optimize_coding = TRUE;
-    to->restart_interval = (unsigned int)(req->interval < 0 ? choose_interval(from) : req->interval);
+    to->restart_interval = (unsigned)(t->interval < 0 ? choose_interval(from) : t->interval);
     /* Those of the file are written, as they are. */
     to->write_JFIF_header = FALSE;
     to->write_Adobe_marker = FALSE;
@@ -109,26 +105,36 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
     jpeg_finish_compress(to);
 
     const uint8_t *rest = from->src->next_input_byte;
-    size_t size = (size_t)(req->data + req->size - rest);
-    if (req->needed + size <= req->capacity)
-        memcpy(req->out + req->needed, rest, size);
-    req->needed += size;
+    const size_t size = (size_t)(t->data + t->size - rest);
+    reserve(to, t->destination.capacity - t->destination.manager.free_in_buffer, size);
+    memcpy(t->destination.manager.next_output_byte, rest, size);
+    t->destination.manager.free_in_buffer -= size;
     jpeg_finish_decompress(from);
     return PST_DONE;
 }
 
-enum pst_outcome pst_transcode(pst_transcoding *req)
+enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, unsigned long long max_pixels,
+                               uint8_t **out, size_t *out_size)
 {
-    work w;
-    memset(&w, 0, sizeof w); /* so that destroying is right at any point */
-    w.lib.message = req->message;
-    w.lib.max_scans = 1; /* decoders never come to a second scan that the header did not announce */
-    w.to.err = &w.lib.manager;
-    w.destination.base.init_destination = init_destination;
-    w.destination.base.empty_output_buffer = empty_output_buffer;
-    w.destination.base.term_destination = term_destination;
-    w.destination.request = req;
-    enum pst_outcome outcome = pst_libjpeg_run(&w.lib, convert, &w);
-    jpeg_destroy_compress(&w.to);
+    transcoding t;
+    char message[JMSG_LENGTH_MAX];
+    memset(&t, 0, sizeof t); /* so that destroying is right at any point */
+    t.lib.message = message;
+    t.lib.max_scans = 1; /* decoders never come to a second scan that the header did not announce */
+    t.to.err = &t.lib.manager;
+    t.destination.manager.init_destination = init_destination;
+    t.destination.manager.empty_output_buffer = empty_output_buffer;
+    t.destination.manager.term_destination = term_destination;
+    t.to.client_data = &t;
+    t.data = data;
+    t.size = size;
+    t.interval = interval;
+    t.max_pixels = max_pixels;
+    const enum pst_outcome outcome = pst_libjpeg_run(&t.lib, convert, &t);
+    jpeg_destroy_compress(&t.to);
+    if (outcome != PST_DONE)
+        free(t.destination.memory);
+    *out = outcome == PST_DONE ? t.destination.memory : NULL;
+    *out_size = t.destination.capacity - t.destination.manager.free_in_buffer;
     return outcome;
 }

@@ -7,20 +7,10 @@
 
 #include "libjpeg.h"
 
-typedef struct {
-    const uint8_t *data;
-    size_t size;
-    long interval; /* MCUs from one marker to the next; 0 for none, -1 for a choice by the width */
-    unsigned long long max_pixels;
-    uint8_t *out;
-    size_t capacity;
-
-    size_t needed; /* bytes that were written, or would have been */
-    char message[JMSG_LENGTH_MAX];
-} pst_transcoding;
-
-/* PST_DONE with `needed` bytes in `out`, or as many as there is room for; anything else for a file that stays as it is.
- */
-enum pst_outcome pst_transcode(pst_transcoding *t);
+/* Write a JPEG with a restart marker every `interval` MCUs (0: none; -1: as many as suit its width) into new memory,
+ * which the caller frees. PST_DONE; PST_NO_MEMORY; or anything else for a file that stays as it is: then there is no
+ * memory. */
+enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, unsigned long long max_pixels,
+                               uint8_t **out, size_t *out_size);
 
 #endif
