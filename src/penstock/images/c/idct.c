@@ -2,8 +2,6 @@
  * 2 more bits between the passes, one rounding at the end of each. All else is exact, so each output is a sum of inputs
  * times whole numbers, in whatever order, and vectors make these sums two products at a time. A block of half, a
  * quarter or an eighth of the size is that of libjpeg's reduced transforms.
- *
- * Most blocks have few coefficients, all of low frequencies: those get by with half of the sums.
  */
 #include "idct.h"
 
@@ -15,7 +13,6 @@
 #define PASS1_BITS 2
 #define COLUMN_BITS (CONST_BITS - PASS1_BITS)  /* that the pass over columns drops */
 #define ROW_BITS (CONST_BITS + PASS1_BITS + 3) /* that the pass over rows drops */
-#define LAST_LOW 9 /* coefficients up to this one, in zigzag order, are of the first four rows and columns */
 
 static inline uint8_t to_sample(int value)
 {
@@ -86,17 +83,8 @@ static inline void idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t 
 #define PAIR(a, b) _mm256_set1_epi32((int)((uint32_t)((a)&0xFFFF) | (uint32_t)(b) << 16))
 #define MADD(pairs, a, b) _mm256_madd_epi16(pairs, PAIR(a, b))
 
-/* The end of a pass: even and odd part, of which the even one is rounded already. */
-PST_AVX2_INLINE void butterfly(const __m256i even[4], const __m256i odd[4], const int bits, __m256i out[8])
-{
-    for (int k = 0; k < 4; k++) {
-        out[k] = _mm256_srai_epi32(_mm256_add_epi32(even[k], odd[k]), bits);
-        out[7 - k] = _mm256_srai_epi32(_mm256_sub_epi32(even[k], odd[k]), bits);
-    }
-}
-
 /* One pass over eight columns: 32 bits each, from pairs of rows. */
-PST_AVX2_INLINE void pass_all(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
+PST_AVX2_INLINE void pass8_avx2(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
 {
     const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
     const __m256i sum = _mm256_add_epi32(MADD(p04, 8192, 8192), half);
@@ -108,19 +96,10 @@ PST_AVX2_INLINE void pass_all(__m256i p04, __m256i p15, __m256i p26, __m256i p37
                             _mm256_add_epi32(MADD(p15, 9633, -11362), MADD(p37, -2259, -6436)),
                             _mm256_add_epi32(MADD(p15, 6437, 2261), MADD(p37, -11362, 9633)),
                             _mm256_add_epi32(MADD(p15, 2260, 9633), MADD(p37, -6436, -11363))};
-    butterfly(even, odd, bits, out);
-}
-
-/* The same where only the first four rows have anything. */
-PST_AVX2_INLINE void pass_low(__m256i p02, __m256i p13, const int bits, __m256i out[8])
-{
-    const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
-    const __m256i even[4] = {
-        _mm256_add_epi32(MADD(p02, 8192, 10703), half), _mm256_add_epi32(MADD(p02, 8192, 4433), half),
-        _mm256_add_epi32(MADD(p02, 8192, -4433), half), _mm256_add_epi32(MADD(p02, 8192, -10703), half)};
-    const __m256i odd[4] = {MADD(p13, 11363, 9633), MADD(p13, 9633, -2259), MADD(p13, 6437, -11362),
-                            MADD(p13, 2260, -6436)};
-    butterfly(even, odd, bits, out);
+    for (int k = 0; k < 4; k++) {
+        out[k] = _mm256_srai_epi32(_mm256_add_epi32(even[k], odd[k]), bits);
+        out[7 - k] = _mm256_srai_epi32(_mm256_sub_epi32(even[k], odd[k]), bits);
+    }
 }
 
 PST_AVX2_INLINE __m256i interleave(__m128i a, __m128i b)
@@ -149,14 +128,14 @@ PST_AVX2_INLINE void store_block(const __m256i columns[8], uint8_t *out, ptrdiff
     }
 }
 
-PST_AVX2 static void idct_all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
+PST_AVX2 static void idct8_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
 {
     __m128i r[8];
     __m256i sums[8];
     for (int i = 0; i < 8; i++)
         r[i] = _mm_load_si128((const __m128i *)(const void *)(block + 8 * i));
-    pass_all(interleave(r[0], r[4]), interleave(r[1], r[5]), interleave(r[2], r[6]), interleave(r[3], r[7]),
-             COLUMN_BITS, sums);
+    pass8_avx2(interleave(r[0], r[4]), interleave(r[1], r[5]), interleave(r[2], r[6]), interleave(r[3], r[7]),
+               COLUMN_BITS, sums);
     /* Rows 0 and 1, 2 and 3, 4 and 5, 6 and 7: columns 0 to 3 in the lower half, 4 to 7 in the upper one. */
     const __m256i a = _mm256_packs_epi32(sums[0], sums[1]), b = _mm256_packs_epi32(sums[2], sums[3]),
                   c = _mm256_packs_epi32(sums[4], sums[5]), d = _mm256_packs_epi32(sums[6], sums[7]);
@@ -168,46 +147,29 @@ PST_AVX2 static void idct_all_avx2(const int16_t *block, uint8_t *out, ptrdiff_t
                   c45 = _mm256_permute2x128_si256(first, third, 0x31),
                   c23 = _mm256_permute2x128_si256(second, fourth, 0x20),
                   c67 = _mm256_permute2x128_si256(second, fourth, 0x31);
-    pass_all(_mm256_unpacklo_epi16(c01, c45), _mm256_unpackhi_epi16(c01, c45), _mm256_unpacklo_epi16(c23, c67),
-             _mm256_unpackhi_epi16(c23, c67), ROW_BITS, sums);
-    store_block(sums, out, stride);
-}
-
-/* Of a block that has nothing outside the first four rows and columns. */
-PST_AVX2 static void idct_low_avx2(const int16_t *block, uint8_t *out, ptrdiff_t stride)
-{
-    __m128i r[4], rows[8];
-    __m256i sums[8];
-    for (int i = 0; i < 4; i++)
-        r[i] = _mm_loadl_epi64((const __m128i *)(const void *)(block + 8 * i));
-    pass_low(_mm256_castsi128_si256(_mm_unpacklo_epi16(r[0], r[2])),
-             _mm256_castsi128_si256(_mm_unpacklo_epi16(r[1], r[3])), COLUMN_BITS, sums);
-    for (int k = 0; k < 8; k++)
-        rows[k] = _mm256_castsi256_si128(sums[k]);
-    const __m256i ac = _mm256_set_m128i(_mm_packs_epi32(rows[4], rows[5]), _mm_packs_epi32(rows[0], rows[1]));
-    const __m256i bd = _mm256_set_m128i(_mm_packs_epi32(rows[6], rows[7]), _mm_packs_epi32(rows[2], rows[3]));
-    const __m256i low = _mm256_unpacklo_epi16(ac, bd), high = _mm256_unpackhi_epi16(ac, bd);
-    const __m256i c01 = _mm256_unpacklo_epi16(low, high), c23 = _mm256_unpackhi_epi16(low, high);
-    pass_low(_mm256_unpacklo_epi16(c01, c23), _mm256_unpackhi_epi16(c01, c23), ROW_BITS, sums);
+    pass8_avx2(_mm256_unpacklo_epi16(c01, c45), _mm256_unpackhi_epi16(c01, c45), _mm256_unpacklo_epi16(c23, c67),
+               _mm256_unpackhi_epi16(c23, c67), ROW_BITS, sums);
     store_block(sums, out, stride);
 }
 
 #endif
 
-void pst_idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stride, int avx2)
+void pst_idct_dc(int dc, int size, uint8_t *out, ptrdiff_t stride)
 {
-    if (last == 0 || size == 1) {
-        const uint8_t sample = to_sample(descale(block[0], 3));
-        for (int y = 0; y < size; y++)
-            memset(out + y * stride, sample, (size_t)size);
-    }
+    for (int y = 0; y < size; y++)
+        memset(out + y * stride, to_sample(descale(dc, 3)), (size_t)size);
+}
+
+void pst_idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t stride, int avx2)
+{
 #if PST_AVX2_COMPILED
-    else if (size == 8 && avx2 && last <= LAST_LOW)
-        idct_low_avx2(block, out, stride);
-    else if (size == 8 && avx2)
-        idct_all_avx2(block, out, stride);
+    if (size == 8 && avx2) {
+        idct8_avx2(block, out, stride);
+        return;
+    }
 #endif
-    else if (size == 8)
+    (void)avx2;
+    if (size == 8)
         idct(block, 8, out, stride, pass8);
     else if (size == 4)
         idct(block, 4, out, stride, pass4);

@@ -5,8 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Write the samples of a block, `size` (8, 4, 2 or 1) of a side. `block` has 64 coefficients row by row, aligned to 16
- * bytes, none behind the one that is `last` in zigzag order. */
-void pst_idct(const int16_t *block, int last, int size, uint8_t *out, ptrdiff_t stride, int avx2);
+/* Write the samples of a block, `size` (8, 4 or 2) of a side, from 64 coefficients row by row, aligned to 16 bytes. */
+void pst_idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t stride, int avx2);
+
+/* The same of any `size`, 1 too, for a block that has a DC value only. */
+void pst_idct_dc(int dc, int size, uint8_t *out, ptrdiff_t stride);
 
 #endif

@@ -106,38 +106,50 @@ void pst_region_begin(pst_region *region, uint8_t *scratch)
     region->rows = scratch;
 }
 
-/* Decode the next MCU to a column of the planes. */
-static int decode_mcu(pst_region *region, long column)
+/* Decode the next block, of a component, to the samples at an offset. */
+static int decode_block(pst_region *region, int component, size_t offset)
+{
+    const pst_plane *plane = &region->planes[component];
+    pst_block_decoder *decoder = &region->scan.decoders[component];
+    pst_bit_reader *reader = &region->scan.reader;
+    if (component >= region->components)
+        return pst_block_skip(decoder, reader);
+    uint8_t *out = plane->samples + offset;
+    const ptrdiff_t stride = (ptrdiff_t)plane->stride;
+    if (plane->block_size == 1) {
+        const int intact = pst_block_skip(decoder, reader), dc = decoder->prediction * plane->factors[0];
+        pst_idct_dc(dc, 1, out, stride);
+        return intact && dc >= -MAX_DC_ALONE && dc <= MAX_DC_ALONE;
+    }
+    _Alignas(32) int16_t block[72];
+    memset(block, 0, 64 * sizeof *block);
+    const enum pst_block kind = pst_block_decode(decoder, reader, plane->factors, block);
+    if (kind == PST_BLOCK_DC)
+        pst_idct_dc(block[0], plane->block_size, out, stride);
+    else if (kind == PST_BLOCK_FULL)
+        pst_idct(block, plane->block_size, out, stride, region->avx2);
+    return kind != PST_BLOCK_DAMAGED;
+}
+
+/* Decode the next MCU row to the planes. 0 where the data is not as it should be. */
+static int decode_mcu_row(pst_region *region)
 {
     pst_scan *scan = &region->scan;
-    _Alignas(32) int16_t block[72];
-    for (int i = 0; i < scan->components; i++) {
-        const pst_plane *plane = &region->planes[i];
-        pst_block_decoder *decoder = &scan->decoders[i];
-        for (int k = 0; k < plane->h * plane->v; k++) {
-            int coefficients = 1;
-            if (i >= region->components || plane->block_size == 1) {
-                if (!pst_block_skip(decoder, &scan->reader))
-                    return 0;
-                if (i >= region->components)
-                    continue;
-                const int dc = decoder->prediction * plane->factors[0];
-                if (dc < -MAX_DC_ALONE || dc > MAX_DC_ALONE)
-                    return 0;
-                block[0] = (int16_t)dc;
-            } else {
-                memset(block, 0, 64 * sizeof *block);
-                coefficients = pst_block_decode(decoder, &scan->reader, plane->factors, block);
-                if (!coefficients)
+    if (!pst_scan_seek(scan, region->mcu_row, region->mcu_left, region->mcu_right))
+        return 0;
+    for (long column = 0; column < region->mcu_right - region->mcu_left; column++, scan->mcu++) {
+        if (!pst_scan_restart(scan))
+            return 0;
+        for (int i = 0; i < scan->components; i++) {
+            const pst_plane *plane = &region->planes[i];
+            for (int k = 0; k < scan->blocks[i]; k++) {
+                const size_t row = (size_t)(k / plane->h * plane->block_size) + 1;
+                const size_t x = (size_t)(column * plane->mcu_width + k % plane->h * plane->block_size);
+                if (!decode_block(region, i, row * plane->stride + x))
                     return 0;
             }
-            const size_t row = (size_t)(k / plane->h * plane->block_size) + 1;
-            uint8_t *out =
-                plane->samples + row * plane->stride + column * plane->mcu_width + k % plane->h * plane->block_size;
-            pst_idct(block, coefficients - 1, plane->block_size, out, (ptrdiff_t)plane->stride, region->avx2);
         }
     }
-    scan->mcu++;
     return 1;
 }
 
@@ -194,19 +206,15 @@ static void make_pixels(const pst_region *region, int row, uint8_t *out)
 
 int pst_region_rows(pst_region *region)
 {
-    pst_scan *scan = &region->scan;
     int count = 0;
     while (count == 0 && region->mcu_row < region->mcu_bottom) {
-        if (!pst_scan_seek(scan, region->mcu_row, region->mcu_left, region->mcu_right))
+        if (!decode_mcu_row(region))
             return -1;
-        for (long column = 0; column < region->mcu_right - region->mcu_left; column++)
-            if (!pst_scan_restart(scan) || !decode_mcu(region, column))
-                return -1;
         for (int i = 1; i < region->components && region->h2; i++)
             extend_edges(region, &region->planes[i]);
         /* The last row waits for the samples below, where these count. */
         const long top = region->mcu_row * region->mcu_height;
-        const int is_last = region->mcu_row + 1 == scan->mcu_rows;
+        const int is_last = region->mcu_row + 1 == region->scan.mcu_rows;
         const long first = max_of(top - region->v2, region->top);
         const long end = min_of(top + region->mcu_height - (is_last ? 0 : region->v2), region->bottom);
         for (long y = first; y < end; y++, count++)

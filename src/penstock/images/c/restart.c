@@ -118,8 +118,8 @@ int pst_scan_open(pst_scan *scan, const pst_frame *frame, const uint8_t *data, s
     for (int i = 0; i < frame->components; i++) {
         const pst_frame_component *component = &frame->component[i];
         pst_huffman_table *dc = &scan->dc_tables[component->dc], *ac = &scan->ac_tables[component->ac];
-        pst_huffman_build(dc, &frame->dc[component->dc], 0);
-        pst_huffman_build(ac, &frame->ac[component->ac], 1);
+        pst_huffman_build(dc, &frame->dc[component->dc]);
+        pst_huffman_build(ac, &frame->ac[component->ac]);
         scan->decoders[i] = (pst_block_decoder){dc, ac, 0};
         scan->blocks[i] = component->h * component->v;
     }
