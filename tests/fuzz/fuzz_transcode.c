@@ -12,20 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu.h"
 #include "input.h"
 #include "transcode.h"
 
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    look_for_avx2();
-    return 0;
-}
 
 /* The size of the result, 0 for a file that stays as it is; at most `capacity` bytes of it in new memory. */
 static size_t transcode(const uint8_t *data, size_t size, long interval, size_t capacity, uint8_t **out)
@@ -43,7 +33,7 @@ static size_t transcode(const uint8_t *data, size_t size, long interval, size_t 
 }
 
 typedef struct {
-    const uint8_t *data[2];
+    uint8_t *data[2];
     size_t size[2];
     long interval; /* of the second one */
 } pair;
@@ -131,42 +121,36 @@ static enum pst_outcome compare_second(j_decompress_ptr b, void *argument)
     return PST_DONE;
 }
 
-/* The pixels of a box of both files. */
-static void compare_pixels(const pst_request *asked, const pair *files, int own, long step)
+/* The pixels of a box of both files, and of the second one with entries. */
+static void compare_pixels(const pair *files, const fuzz_box *box, int scale, int channels, int own, long step)
 {
-    pst_request req[3]; /* the third: the second one with entries */
+    const fuzz_input in[2] = {{.data = files->data[0], .size = files->size[0]},
+                              {.data = files->data[1], .size = files->size[1]}};
+    const size_t entries_size = pst_entries(in[1].data, in[1].size, step, NULL, 0);
+    uint8_t *entries = entries_size ? malloc(entries_size) : NULL, *pixels[3];
+    EXPECT(!entries || pst_entries(in[1].data, in[1].size, step, entries, entries_size) == entries_size,
+           "no entries of a file without damage");
     enum pst_outcome outcome[3];
-    size_t entries_size = 0;
-    uint8_t *entries = NULL;
+    size_t size = 0;
     for (int i = 0; i < 3; i++) {
-        req[i] = *asked;
-        req[i].data = files->data[i > 0];
-        req[i].size = files->size[i > 0];
-        req[i].own = own;
+        pst_request req = fuzz_request(&in[i > 0], box, scale);
+        pst_resize_job job;
+        size_t row;
+        pixels[i] = fuzz_pixels(&req, &job, channels, &row);
+        size = row * (size_t)job.out_height;
+        req.own = own;
+        req.entries = i == 2 ? entries : NULL;
+        req.entries_size = i == 2 ? entries_size : 0;
+        job.simd = i > 0;
+        outcome[i] = pst_decode(&req);
     }
-    pst_request made = req[1];
-    made.step = step;
-    if (pst_entries(&made) == PST_TOO_SMALL) {
-        made.out = entries = malloc(made.needed);
-        made.capacity = entries_size = made.needed;
-        EXPECT(pst_entries(&made) == PST_DONE, "no entries of a file without damage");
-        req[2].entries = entries;
-        req[2].entries_size = entries_size;
-    }
-    for (int i = 0; i < 3; i++)
-        outcome[i] = fuzz_decode(&req[i]);
     for (int i = 1; i < 3; i++) {
-        EXPECT(outcome[0] == outcome[i], "outcome %d, and behind it %d", outcome[0], outcome[i]);
-        if (outcome[0] == PST_DONE) {
-            EXPECT(req[0].width == req[i].width && req[0].height == req[i].height && req[0].x == req[i].x &&
-                       req[0].y == req[i].y,
-                   "another part was decoded");
-            EXPECT(!memcmp(req[0].out, req[i].out, req[0].needed), "other pixels, own decoder %d, entries %d", own,
-                   i == 2);
-        }
+        EXPECT(outcome[0] == outcome[i], "outcome %d, and afterwards %d", outcome[0], outcome[i]);
+        EXPECT(outcome[0] != PST_DONE || !memcmp(pixels[0], pixels[i], size),
+               "other pixels, by our own decoder %d, with entries %d", own, i == 2);
     }
     for (int i = 0; i < 3; i++)
-        free(req[i].out);
+        free(pixels[i]);
     free(entries);
 }
 
@@ -187,21 +171,16 @@ static void check(fuzz_input *in)
         EXPECT(!memcmp(result, again, size), "the second time, it is not the same");
         free(again);
 
-        pst_request asked;
-        memset(&asked, 0, sizeof asked);
-        asked.max_pixels = MAX_PIXELS;
-        asked.channels = fuzz_number(in, 1) ? 1 : 3;
-        asked.simd = 1;
+        const int channels = fuzz_number(in, 1) ? 1 : 3, scale = 1 << fuzz_number(in, 3);
         const long step = 1 + fuzz_number(in, 6);
-        pst_request header = asked;
-        header.data = result;
-        header.size = size;
-        pst_decode(&header);
-        compare_pixels(&asked, &files, 0, step);
-        fuzz_box(in, &asked, header.image_width, header.image_height);
-        asked.target_width = fuzz_number(in, 16);
-        asked.target_height = 1 + fuzz_number(in, 16);
-        compare_pixels(&asked, &files, 1, step);
+        const fuzz_size whole = fuzz_size_of(in->data, in->size, 0), same = fuzz_size_of(result, size, 0);
+        EXPECT(whole.outcome == same.outcome && whole.width == same.width && whole.height == same.height,
+               "the header: %d, and afterwards %d", whole.outcome, same.outcome);
+        if (whole.outcome == PST_OUTSIDE) {
+            const fuzz_box all = {0, 0, (double)whole.width, (double)whole.height}, box = fuzz_take_box(in, whole);
+            compare_pixels(&files, &all, 1, channels, 0, step);
+            compare_pixels(&files, &box, scale, channels, 1, step);
+        }
         free(result);
     }
     free(part);

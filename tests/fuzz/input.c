@@ -8,10 +8,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu.h"
+
 #define MAX_PARTS 64
 
+int LLVMFuzzerInitialize(int *argc, char ***argv);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    pst_cpu_detect();
+    return 0;
+}
 
 int fuzz_open(fuzz_input *in, const uint8_t *data, size_t size)
 {
@@ -43,26 +54,62 @@ static void interval(fuzz_input *in, long length, double *from, double *to)
     *to = edges & 2 ? (double)length : *from + ((double)length - *from) * (part + 1) / 256;
 }
 
-void fuzz_box(fuzz_input *in, pst_request *req, long width, long height)
+fuzz_box fuzz_take_box(fuzz_input *in, fuzz_size size)
 {
-    interval(in, width, &req->left, &req->right);
-    interval(in, height, &req->top, &req->bottom);
+    fuzz_box box;
+    interval(in, size.width, &box.left, &box.right);
+    interval(in, size.height, &box.top, &box.bottom);
+    return box;
 }
 
-enum pst_outcome fuzz_decode(pst_request *req)
+pst_request fuzz_request(const fuzz_input *in, const fuzz_box *box, int scale)
 {
-    const pst_request asked = *req;
-    enum pst_outcome outcome = pst_decode(req);
-    req->out = NULL;
-    if (outcome != PST_TOO_SMALL)
-        return outcome;
-    const size_t needed = req->needed;
-    *req = asked;
-    req->capacity = needed;
-    req->out = malloc(needed);
-    outcome = pst_decode(req);
-    EXPECT(outcome != PST_TOO_SMALL, "%zu bytes were asked for, and now %zu", needed, req->needed);
-    return outcome;
+    pst_request req;
+    memset(&req, 0, sizeof req);
+    req.data = in->data;
+    req.size = in->size;
+    req.left = box->left;
+    req.top = box->top;
+    req.right = box->right;
+    req.bottom = box->bottom;
+    req.scale = scale;
+    req.max_pixels = MAX_PIXELS;
+    return req;
+}
+
+long fuzz_up(double value, int scale)
+{
+    const long low = (long)(value / scale);
+    return low + ((double)low * scale < value);
+}
+
+uint8_t *fuzz_pixels(pst_request *req, pst_resize_job *job, int channels, size_t *row)
+{
+    memset(job, 0, sizeof *job);
+    job->channels = channels;
+    job->entry = 1;
+    job->out_width = (int)(fuzz_up(req->right, req->scale) - (long)(req->left / req->scale));
+    job->out_height = (int)(fuzz_up(req->bottom, req->scale) - (long)(req->top / req->scale));
+    job->row = *row = (size_t)(job->out_width * channels);
+    job->plane = 1;
+    job->out = malloc(*row * (size_t)job->out_height);
+    req->job = job;
+    return job->out;
+}
+
+fuzz_size fuzz_size_of(const uint8_t *data, size_t size, int own)
+{
+    /* No image is as large as this box: the error says how large it is. */
+    const fuzz_input in = {.data = (uint8_t *)data, .size = size};
+    pst_request req = fuzz_request(&in, &(fuzz_box){0, 0, 65535.5, 65535.5}, 0);
+    pst_resize_job job = {.out_width = 1, .out_height = 1};
+    fuzz_size found = {PST_DONE, 0, 0};
+    req.own = own;
+    req.job = &job;
+    found.outcome = pst_decode(&req);
+    if (found.outcome == PST_OUTSIDE)
+        EXPECT(sscanf(req.message, "%ld x %ld", &found.width, &found.height) == 2, "no size: %s", req.message);
+    return found;
 }
 
 void fuzz_fail(const char *file, int line, const char *condition, const char *format, ...)

@@ -27,11 +27,29 @@ void fuzz_close(fuzz_input *in);
 /* The next byte of the tail, as a number from 0 to `most`. */
 int fuzz_number(fuzz_input *in, int most);
 
-/* A box of the image, with an edge at the image's own in half of all cases. */
-void fuzz_box(fuzz_input *in, pst_request *req, long width, long height);
+/* In pixels of the image. */
+typedef struct {
+    double left, top, right, bottom;
+} fuzz_box;
 
-/* Decode into new memory at `req->out`, which the caller frees: of the size that is needed, and no byte more. */
-enum pst_outcome fuzz_decode(pst_request *req);
+typedef struct {
+    enum pst_outcome outcome; /* PST_OUTSIDE where the header is read */
+    long width, height;
+} fuzz_size;
+
+/* The size of a file, by our own decoder where that takes it, or by libjpeg alone. */
+fuzz_size fuzz_size_of(const uint8_t *data, size_t size, int own);
+
+/* A box of the image, with each edge at the image's own in half of all cases. */
+fuzz_box fuzz_take_box(fuzz_input *in, fuzz_size size);
+
+/* A request for a box of the input. */
+pst_request fuzz_request(const fuzz_input *in, const fuzz_box *box, int scale);
+
+/* New memory for the pixels that are asked for, of exactly their size, which `job` becomes; `row` are bytes of it. */
+uint8_t *fuzz_pixels(pst_request *req, pst_resize_job *job, int channels, size_t *row);
+
+long fuzz_up(double value, int scale);
 
 /* End the process, with what was expected, where it is not so. */
 #define EXPECT(condition, ...) \
