@@ -128,10 +128,10 @@ static void compare_pixels(const pair *files, const fuzz_box *box, int scale, in
 {
     const fuzz_input in[2] = {{.data = files->data[0], .size = files->size[0]},
                               {.data = files->data[1], .size = files->size[1]}};
-    const size_t entries_size = pst_entries(in[1].data, in[1].size, step, NULL, 0);
+    size_t entries_size = pst_entries(in[1].data, in[1].size, step, NULL, 0);
     uint8_t *entries = entries_size ? malloc(entries_size) : NULL, *pixels[3];
-    EXPECT(!entries || pst_entries(in[1].data, in[1].size, step, entries, entries_size) == entries_size,
-           "no entries of a file without damage");
+    if (entries) /* our own decoder leaves a scan with impossible coefficients to libjpeg: then 0 */
+        entries_size = pst_entries(in[1].data, in[1].size, step, entries, entries_size);
     enum pst_outcome outcome[3];
     size_t size = 0;
     for (int i = 0; i < 3; i++) {
@@ -141,7 +141,7 @@ static void compare_pixels(const pair *files, const fuzz_box *box, int scale, in
         pixels[i] = fuzz_pixels(&req, &job, channels, &row);
         size = row * (size_t)job.out_height;
         req.own = own;
-        req.entries = i == 2 ? entries : NULL;
+        req.entries = i == 2 && entries_size ? entries : NULL;
         req.entries_size = i == 2 ? entries_size : 0;
         job.simd = i > 0;
         outcome[i] = pst_decode(&req);
