@@ -21,7 +21,7 @@ import penstock as ps
 from penstock import DataLoader, ImageDataset, Manifest
 from penstock.errors import ManifestError, ManifestIOError
 from penstock.images import native
-from penstock.images.entries import ROW, TABLE, ImageIndex, find_index, learned_path, write_index
+from penstock.images.entries import ROW, TABLE, ImageIndex, find_index, write_index
 from penstock.images.transforms import RandomResizedCrop
 
 pytestmark = [
@@ -53,6 +53,10 @@ def dataset(manifest: Manifest, index: Any = "learn") -> ImageDataset:
 
 def epoch(data: ImageDataset, **how: Any) -> torch.Tensor:
     return torch.cat([images for images, _ in DataLoader(data, batch_size=4, seed=5, **how)])
+
+
+def learned_path(manifest: Manifest) -> Path:
+    return find_index(manifest, learn=True).path
 
 
 def known(manifest: Manifest) -> dict[int, int]:

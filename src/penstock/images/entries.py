@@ -8,10 +8,8 @@ and stores the result of `native.entries_of`. A crop is then decoded from the ne
     index = ImageIndex.open(report.path, manifest)
     entries = index.entries(row, data)      # for `decode_region(data, ..., entries=entries)`; None: no entries
 
-Or entries are learned while images are decoded, for later epochs and other processes:
-
-    index = find_index(manifest, learn=True)        # as in `ImageDataset(index="learn")`
-    entries = index.entries(row, data)              # known entries; others are computed and stored
+Instead of `write_index`, ``find_index(manifest, learn=True)`` computes and stores missing entries while images are
+decoded, for later epochs and other processes.
 
 The file is a header, a table with a row per manifest row, and the entries (all little-endian):
 
@@ -57,7 +55,7 @@ from penstock.warn_once import WarnOnce
 
 __all__ = [
     *("MAX_ERRORS", "ROW", "STEP", "TABLE", "ImageEntries", "ImageIndex", "IndexReport", "IndexWriter", "Origin"),
-    *("UnreadImage", "compute_entries", "find_index", "index_path", "learned_path", "write_index"),
+    *("UnreadImage", "compute_entries", "find_index", "index_path", "write_index"),
 ]
 
 MAX_ERRORS = 1000
@@ -146,15 +144,8 @@ def index_path(manifest: Manifest) -> Path:
     return source.with_name(source.name + ".entries")
 
 
-def learned_path(manifest: Manifest) -> Path:
-    """Return the path of a manifest's learned index: in its ``cache_dir``, or in the user's cache.
-
-    Raises `ManifestIOError` if there is no cache folder.
-    """
-    return _path_of(*_learned_place(manifest))
-
-
 def _learned_place(manifest: Manifest) -> tuple[str, str | None]:
+    """Return name and folder of a manifest's learned index; without a folder, it is in the user's cache."""
     root, name = manifest.root, manifest.whole_fingerprint
     if root is not None:  # the same list may refer to different images below another root
         place = root if is_remote(root) else os.path.abspath(root)
@@ -180,17 +171,18 @@ def find_index(manifest: Manifest, *, learn: bool = False) -> ImageIndex:
     Raises `ManifestIOError` if there is no index, or if a learned one cannot be created, `ManifestError` for a damaged
     one, `StateError` for the index of another manifest, and `ConfigError` on systems without learning (Windows).
     """
+    place = _learned_place(manifest)
     has_file = len(manifest.sources) == 1 and index_path(manifest).exists()
     if not learn:
-        found = learned_path(manifest)
-        return ImageIndex.open(found if found.exists() and not has_file else index_path(manifest), manifest)
+        is_learned = not has_file and _path_of(*place).exists()
+        return ImageIndex.open(_path_of(*place) if is_learned else index_path(manifest), manifest)
     complete = None
     try:
         with contextlib.suppress(StateError):
             complete = ImageIndex.open(index_path(manifest), manifest) if has_file else None
     except ManifestError as error:
         warnings.warn(f"{error}. Entries are learned instead", stacklevel=3)
-    return ImageIndex.learn(*_learned_place(manifest), manifest.whole_fingerprint, _whole_rows(manifest), complete)
+    return ImageIndex.learn(*place, manifest.whole_fingerprint, _whole_rows(manifest), complete)
 
 
 def _whole_rows(manifest: Manifest) -> int:
@@ -441,8 +433,8 @@ class ImageIndex:
     def _entries_or_learn(self, row: int, data: Data) -> bytes | None:
         if bytes(data[:2]) != b"\xff\xd8":
             return None  # other formats have no entries, and no row is needed for that
-        _, _, complete = self._learned
-        for index in (complete, self):
+        assert self._learned is not None
+        for index in (self._learned[2], self):
             try:
                 found = None if index is None else index._find(row)
             except ManifestError as error:  # it was truncated

@@ -19,9 +19,7 @@ from typing import TypeAlias
 from penstock.images import jpeg
 from penstock.images.jpeg import TruncatedHeader
 
-__all__ = [
-    *("TruncatedHeader", "kind", "orientation", "png_is_whole", "size_from_header", "size_of_file", "tiff_block"),
-]
+__all__ = ["TruncatedHeader", "kind", "orientation", "png_is_whole", "size_from_header", "size_of_file", "tiff_block"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 Size: TypeAlias = tuple[int, int]

@@ -17,14 +17,10 @@ _LABELS = ("cls", "class", "label", "index")
 
 
 class SampleRecord:
-    """The image and label of a shard's sample.
+    """The image and label of a shard's sample, given its files by extension.
 
-    Args:
-        sample: the sample's files by extension.
-        entries: returns the entries of the image's bytes, or None (see `penstock.images.entries`).
-
-    Raises:
-        ImageError: (by the constructor) the sample has no image.
+    `entries` returns the entries of the image's bytes, or None (see `penstock.images.entries`). Raises `ImageError` if
+    the sample has no image.
     """
 
     row: int = -1
@@ -53,15 +49,8 @@ class SampleRecord:
 class ColumnRecord(SampleRecord):
     """A row of a table or an MDS folder as a record: its encoded image and its label.
 
-    Args:
-        data: the image.
-        name: the file and row, for messages.
-        sample: the columns; those of a table without the image.
-        label: the label's column.
-        row: the number of the row.
-
-    Raises:
-        ImageError: the row has no image.
+    `name` is the file and row, for messages; `sample` has the columns, those of a table without the image; `label` is
+    the label's column. Raises `ImageError` if the row has no image.
     """
 
     def __init__(self, data: bytes | None, name: str, sample: dict[str, Any], label: str | None, row: int) -> None:
@@ -76,13 +65,7 @@ def label_column(where: str, columns: Iterable[str], image: str) -> str | None:
     """Return the column of the labels of images: the only other column, or ``label``, ``class`` or ``cls``; None if
     there is no other.
 
-    Args:
-        where: the table, for messages.
-        columns: all columns.
-        image: the column of the images.
-
-    Raises:
-        ConfigError: several columns may be the label.
+    `where` is the table, for messages. Raises `ConfigError` if several columns may be the label.
     """
     others = [name for name in columns if name != image]
     if len(others) < 2:
