@@ -64,13 +64,20 @@ def frame_size(data: Data) -> tuple[int, int] | None:
 
     Raises `TruncatedHeader` if more bytes are needed.
     """
-    for marker, start, _ in segments(data):
-        if marker in _FRAMES:
-            if start + 5 > len(data):
-                break
-            return (data[start + 3] << 8 | data[start + 4]), (data[start + 1] << 8 | data[start + 2])
-        if marker == _SCAN or marker not in _WITH_LENGTH:
+    # Not by `segments`, which takes a third longer: this is called for every image, and small ones take 30 us in all.
+    at = 2
+    while found := _MARKER.search(data, at):
+        at = found.end()
+        marker = data[at - 1]
+        if marker not in _WITH_LENGTH:
             return None
+        if at + (7 if marker in _FRAMES else 2) > len(data):
+            break
+        if marker in _FRAMES:
+            return (data[at + 5] << 8 | data[at + 6]), (data[at + 3] << 8 | data[at + 4])
+        if marker == _SCAN:
+            return None
+        at += max(2, data[at] << 8 | data[at + 1])
     raise TruncatedHeader
 
 
