@@ -8,13 +8,11 @@ backend decodes bytes to pixels:
     ``opencv``        JPEG, PNG, WebP, BMP, TIFF, GIF, PNM, JPEG 2000, AVIF
     ``pillow``        the same, and all others that Pillow supports
 
-**Limits**: a backend receives a `limits.Limit` and checks the image's size before it decodes.
-
-**Contract**: a backend returns a new, C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray, in
-stored orientation. CMYK and YCCK, palettes and 16 bits are converted, alpha is dropped, and only the first frame of an
-animation is decoded. `ValueError` with a reason means that the image cannot be decoded or is truncated. `native` and
-`simplejpeg` refuse every JPEG with a libjpeg warning, except for stray bytes; the others also decode JPEGs that are
-damaged in the middle. `Backend.partial` lists the formats for which a backend decodes a part of a truncated image.
+**Contract**: a backend checks the image's size against a `limits.Limit` before it decodes. It returns a new,
+C-contiguous uint8 array (height, width, 3) RGB or (height, width, 1) gray, in stored orientation. CMYK and YCCK,
+palettes and 16 bits are converted, alpha is dropped, and only the first frame of an animation is decoded. `ValueError`
+with a reason means that the image cannot be decoded or is truncated. `native` and `simplejpeg` refuse every JPEG with a
+libjpeg warning, except for stray bytes; the others also decode JPEGs that are damaged in the middle.
 
 **Tolerance**: RGB of a JPEG is equal bit for bit on one build of libjpeg-turbo; another build may differ by `TOLERANCE`
 levels, because colour conversion and upsampling are rounded. Libraries convert CMYK differently, within 2 levels
@@ -25,9 +23,8 @@ A new backend is a function and an entry in `BACKENDS`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
 import cv2
@@ -49,6 +46,7 @@ Data: TypeAlias = bytes | bytearray | memoryview
 TOLERANCE = 3
 """The largest difference of two backends in an RGB or gray JPEG, in levels."""
 
+_HAS_PILLOW = find_spec("PIL") is not None
 # Warnings of libjpeg that do not affect pixels, and rare subsamplings, which OpenCV decodes. All others mean missing or
 # wrong pixels.
 _TOLERATED = (
@@ -61,8 +59,6 @@ class Backend(NamedTuple):
     """An image decoder: its formats, and its function ``decode(data, channels, partial, limit)``."""
 
     name: str
-    module: str
-    """The module that must be importable."""
     formats: frozenset[str] | None
     """Names of `headers.kind`; `None` means all that the library supports."""
     decode: Callable[[Data, int, bool, Limit], Image]
@@ -95,7 +91,7 @@ def choose(name: str, kind: str, partial: bool = False) -> Backend:
         raise ConfigError(f"no backend {name!r}: use 'auto' or one of {', '.join(BACKENDS)}")
     backend = BACKENDS[name]
     if not _is_installed(name):
-        raise ConfigError(f"backend {name!r} is not installed here ({backend.module}): use 'auto' or {installed()}")
+        raise ConfigError(f"backend {name!r} is not installed here: use 'auto' or one of {', '.join(installed())}")
     if not backend.reads(kind):
         raise ConfigError(f"backend {name!r} reads no {kind} images: use 'auto' or 'opencv'")
     if partial and kind not in backend.partial:
@@ -105,15 +101,8 @@ def choose(name: str, kind: str, partial: bool = False) -> Backend:
     return backend
 
 
-@cache
 def _is_installed(name: str) -> bool:
-    if name == "native":
-        return native.is_available()
-    try:
-        importlib.import_module(BACKENDS[name].module)
-    except ImportError:
-        return False
-    return True
+    return {"native": native.is_available(), "pillow": _HAS_PILLOW}.get(name, True)
 
 
 def _native(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
@@ -225,10 +214,10 @@ _PILLOW_PARTS = frozenset({"jpeg", "png", "bmp", "gif", "tiff", "other"})
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("native", "penstock.images._jpeg", _JPEG, _native, _JPEG),
-        Backend("simplejpeg", "simplejpeg", _JPEG, _simplejpeg, _JPEG),
-        Backend("opencv", "cv2", None, _opencv),
-        Backend("pillow", "PIL.Image", None, _pillow, _PILLOW_PARTS),
+        Backend("native", _JPEG, _native, _JPEG),
+        Backend("simplejpeg", _JPEG, _simplejpeg, _JPEG),
+        Backend("opencv", None, _opencv),
+        Backend("pillow", None, _pillow, _PILLOW_PARTS),
     )
 }
 """All backends by name, installed or not."""
