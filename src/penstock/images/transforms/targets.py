@@ -57,11 +57,9 @@ def close_target(canvas: Canvas, target: Mapping[str, Any]) -> dict[str, Any]:
     canvas.finish()
     kept = canvas.kept
     if "masks" in target:
-        masks = target["masks"]
-        if isinstance(masks, Sequence):
-            made["masks"] = type(masks)(map(_like, canvas.masks, masks))
-        else:
-            made["masks"] = _like(canvas.masks[0], masks)
+        given: Any = target["masks"]
+        several = isinstance(given, Sequence)
+        made["masks"] = type(given)(map(_like, canvas.masks, given)) if several else _like(canvas.masks[0], given)
     if canvas.boxes is None or kept is None:
         return made
     before = target["boxes"]
