@@ -19,7 +19,7 @@ from penstock.images.transforms import (
 )
 from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.colour import COLOURS
-from penstock.images.transforms.policies import _COMMON, apply_operation
+from penstock.images.transforms.policies import _COMMON
 from penstock.random import sample_scope
 
 IMAGE = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8), (5, 5), 0)
@@ -111,14 +111,14 @@ def test_a_policy_is_drawn_from_its_own_table() -> None:
 def test_moves_are_the_papers(name: str, value: float, matrix: Any) -> None:
     """The paper's code is Pillow's `transform`: shears start from the upper left corner."""
     canvas = Canvas(ArraySource(IMAGE))
-    apply_operation(canvas, name, value, interpolation="nearest", fill=0)
+    RandAugment()._operate(canvas, name, value)
     expected = np.asarray(Image.fromarray(IMAGE).transform((80, 60), Image.Transform.AFFINE, matrix))
     assert (canvas.pixels != expected).any(axis=2).mean() < 0.03, "ties between two pixels go either way"
 
 
 def test_rotations_are_pillows() -> None:
     canvas = Canvas(ArraySource(IMAGE))
-    apply_operation(canvas, "rotate", 20, interpolation="nearest", fill=0)
+    RandAugment()._operate(canvas, "rotate", 20)
     expected = np.asarray(Image.fromarray(IMAGE).rotate(20))
     assert (canvas.pixels != expected).any(axis=2).mean() < 0.03
 
@@ -131,7 +131,7 @@ def test_translations_are_whole_pixels(share: float, width: int, pixels: int) ->
     for key in range(20):
         canvas = Canvas(ArraySource(image))
         with sample_scope(key):
-            AutoAugment()._do(canvas, "translatex", share)
+            AutoAugment()._operate_share(canvas, "translatex", share)
         found.add(int((canvas.pixels[0, :, 0] == 0).sum()))
     assert found == {pixels}
 
@@ -158,7 +158,7 @@ def test_operations_are_pillows(name: str, value: float, theirs: Any, far: int) 
 def test_no_strength_is_identity(name: str) -> None:
     canvas = Canvas(ArraySource(IMAGE))
     none = {"posterize": 8, "solarize": 256}.get(name, 0)
-    apply_operation(canvas, name, none, interpolation="nearest", fill=0)
+    RandAugment()._operate(canvas, name, none)
     if name not in ("equalize", "autocontrast"):
         assert np.array_equal(canvas.pixels, IMAGE)
 
@@ -172,7 +172,7 @@ def test_masks_and_boxes_follow(name: str, value: float) -> None:
     canvas = Canvas(
         ArraySource(image), masks=((image[:, :, 0] > 0).astype(np.int64),), boxes=np.array([[30, 20, 50, 35]])
     )
-    apply_operation(canvas, name, value, interpolation="nearest", fill=0)
+    RandAugment()._operate(canvas, name, value)
     there = canvas.pixels[:, :, 0] > 0
     assert not np.array_equal(there, image[:, :, 0] > 0)
     assert (there == canvas.masks[0]).mean() > 0.99
@@ -184,7 +184,7 @@ def test_masks_and_boxes_follow(name: str, value: float) -> None:
 
 def test_translations_go_right_and_down() -> None:
     canvas = Canvas(ArraySource(IMAGE))
-    apply_operation(canvas, "translatex", 5, interpolation="nearest", fill=(1, 2, 3))
+    RandAugment(fill=(1, 2, 3))._operate(canvas, "translatex", 5)
     assert np.array_equal(canvas.pixels[:, 5:], IMAGE[:, :-5])
     assert (canvas.pixels[:, :5] == (1, 2, 3)).all()
 

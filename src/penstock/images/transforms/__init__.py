@@ -26,8 +26,7 @@ from penstock.images.transforms.geometric import (
 )
 from penstock.images.transforms.mixing import CutMix, MixUp
 from penstock.images.transforms.padding import SquarePad
-from penstock.images.transforms.policies import AutoAugment, RandAugment, TrivialAugment
-from penstock.images.transforms.rotation import Rotate
+from penstock.images.transforms.policies import AutoAugment, RandAugment, Rotate, TrivialAugment
 from penstock.images.transforms.tensors import Normalize, ToTensor
 from penstock.lazy import missing
 

@@ -1,12 +1,12 @@
-"""`RandAugment`, `TrivialAugment` and `AutoAugment`: random operations of random strength, as in torchvision.
+"""Random operations, as in torchvision: `Rotate`, and the policies `RandAugment`, `TrivialAugment` and `AutoAugment`.
 
-Operations and strengths are those of the papers (Cubuk et al. 2019 and 2020, Müller and Hutter 2021). They use OpenCV's
-look-ups and warps. Images are uint8; three channels are RGB. Geometric operations apply to masks and boxes, too. Draws
-come from `penstock.generator()`.
+The policies' operations and strengths are those of the papers (Cubuk et al. 2019 and 2020, Müller and Hutter 2021).
+They use OpenCV's look-ups and warps. Geometric operations apply to masks and boxes, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,23 +14,34 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform
+from penstock.images.transforms.base import Transform, bernoulli, check_probability, check_range
 from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.colour import COLOURS, bytes_of
 from penstock.images.transforms.geometric import check_filter
-from penstock.images.transforms.rotation import matrix_around, rotation
-from penstock.images.transforms.view import Filter
 from penstock.random import generator
 
-__all__ = ["AutoAugment", "RandAugment", "TrivialAugment"]
+__all__ = ["AutoAugment", "RandAugment", "Rotate", "TrivialAugment"]
+
+
+def _around(x: float, y: float, linear: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return a linear map (2, 2) as the matrix (2, 3) for `Canvas.warp` that leaves a point where it is."""
+    linear = np.asarray(linear, np.float64)
+    return np.column_stack([linear, np.array([x, y]) - linear @ (x, y)])
+
+
+def _rotation(degrees: float, height: int, width: int) -> npt.NDArray[np.float64]:
+    """Return the matrix for `Canvas.warp` that turns an image counterclockwise around its centre."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return _around((width - 1) / 2, (height - 1) / 2, [[cos, -sin], [sin, cos]])
+
 
 _MOVES: dict[str, Callable[[float, int, int], npt.NDArray[Any]]] = {
-    "shearx": lambda value, *_: matrix_around(-0.5, -0.5, [[1, value], [0, 1]]),
-    "sheary": lambda value, *_: matrix_around(-0.5, -0.5, [[1, 0], [value, 1]]),
+    "shearx": lambda value, *_: _around(-0.5, -0.5, [[1, value], [0, 1]]),
+    "sheary": lambda value, *_: _around(-0.5, -0.5, [[1, 0], [value, 1]]),
     "translatex": lambda value, *_: np.array([[1, 0, -value], [0, 1, 0.0]]),
     "translatey": lambda value, *_: np.array([[1, 0, 0.0], [0, 1, -value]]),
-    "rotate": rotation,
+    "rotate": _rotation,
 }
 """Matrices for `Canvas.warp` by name, from value, height and width. Shears keep the upper left corner."""
 _COMMON = ("identity", *_MOVES, *COLOURS)[:-1]  # "invert" is in AutoAugment only
@@ -72,26 +83,24 @@ The paper lists strengths even for operations without one (``-``); they have no 
 """
 
 
-def apply_operation(canvas: Canvas, name: str, value: float, *, interpolation: Filter, fill: Any) -> None:
-    """Apply an operation by name, with a strength in its own unit: pixels, degrees, bits, or a change of the factor.
+class _Operations(Transform):
+    """Base class of steps that apply operations by name."""
 
-    Raises:
-        ConfigError: the operation changes colours and the pixels are not uint8.
-    """
-    if name in _MOVES:
-        canvas.warp(_MOVES[name](value, *canvas.size), interpolation=interpolation, fill=fill)
-    elif name != "identity":
-        canvas.pixels = COLOURS[name](bytes_of(canvas, name), value)
-
-
-class _Policy(Transform):
     _wide = False
 
     def __init__(self, interpolation: Any, fill: float | Sequence[float] | None) -> None:
         self.interpolation = check_filter(interpolation)
         self.fill = check_fill(fill)
 
-    def _do(self, canvas: Canvas, name: str, share: float) -> None:
+    def _operate(self, canvas: Canvas, name: str, value: float) -> None:
+        """Apply an operation with a strength in its own unit: pixels, degrees, bits, or a change of the factor."""
+        if name in _MOVES:
+            matrix = _MOVES[name](value, *canvas.size)
+            canvas.warp(matrix, interpolation=self.interpolation, fill=self.fill)
+        elif name != "identity":
+            canvas.pixels = COLOURS[name](bytes_of(canvas, name), value)
+
+    def _operate_share(self, canvas: Canvas, name: str, share: float) -> None:
         """Apply an operation with a share, 0 to 1, of its largest strength."""
         strongest = _STRONGEST.get(name, (0.9, 0.99))[self._wide]
         if name == "posterize":
@@ -105,10 +114,50 @@ class _Policy(Transform):
             value = strongest * share
         if name in _SIGNED and generator().random() < 0.5:
             value = -value
-        apply_operation(canvas, name, value, interpolation=self.interpolation, fill=self.fill)
+        self._operate(canvas, name, value)
 
 
-class RandAugment(_Policy):
+class Rotate(_Operations):
+    """Rotate the image around its centre and keep its size, as torchvision's RandomRotation.
+
+    Args:
+        degrees: the counterclockwise angle is drawn from ``(-degrees, degrees)``, or from ``(min, max)``.
+        interpolation: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``, or torchvision's InterpolationMode.
+        expand: must be False: images keep their size.
+        center: must be None: the centre of the image.
+        fill: value of pixels from outside, or one per channel. It is zero for masks.
+        p: probability of the rotation.
+
+    Raises:
+        ConfigError: `degrees` is negative, `expand` or `center` is given, the filter is unknown, or `p` is not a
+            probability.
+    """
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        interpolation: Any = "nearest",
+        expand: bool = False,
+        center: Sequence[float] | None = None,
+        fill: float | Sequence[float] | None = 0,
+        p: float = 1.0,
+    ) -> None:
+        if expand or center is not None:
+            raise ConfigError(
+                f"expand={expand!r}, center={center!r}: Rotate turns around the centre and keeps the size; "
+                "use torchvision's RandomRotation in the chain for other options"
+            )
+        self.degrees = check_range(degrees, "degrees")
+        super().__init__(interpolation, fill)
+        self.p = check_probability(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if self.p < 1 and not bernoulli(self.p):
+            return
+        self._operate(canvas, "rotate", generator().uniform(*self.degrees))
+
+
+class RandAugment(_Operations):
     """Apply several random operations, out of 14, of the same strength.
 
     Args:
@@ -138,10 +187,10 @@ class RandAugment(_Policy):
     def apply(self, canvas: Canvas) -> None:
         for _ in range(self.num_ops):
             name = _COMMON[int(generator().integers(len(_COMMON)))]
-            self._do(canvas, name, self.magnitude / (self.num_magnitude_bins - 1))
+            self._operate_share(canvas, name, self.magnitude / (self.num_magnitude_bins - 1))
 
 
-class TrivialAugment(_Policy):
+class TrivialAugment(_Operations):
     """Apply one random operation, out of 14, of random strength; torchvision's TrivialAugmentWide.
 
     Args:
@@ -168,10 +217,10 @@ class TrivialAugment(_Policy):
     def apply(self, canvas: Canvas) -> None:
         name = _COMMON[int(generator().integers(len(_COMMON)))]
         share = int(generator().integers(self.num_magnitude_bins)) / (self.num_magnitude_bins - 1)
-        self._do(canvas, name, share)
+        self._operate_share(canvas, name, share)
 
 
-class AutoAugment(_Policy):
+class AutoAugment(_Operations):
     """Apply a random pair of operations from a dataset's policy of 25 pairs.
 
     Args:
@@ -199,4 +248,4 @@ class AutoAugment(_Policy):
         for step in self._pairs[int(generator().integers(len(self._pairs)))]:
             name, probability, strength = step.split()
             if generator().random() < float(probability):
-                self._do(canvas, name, 0.0 if strength == "-" else int(strength) / 9)
+                self._operate_share(canvas, name, 0.0 if strength == "-" else int(strength) / 9)
