@@ -121,7 +121,7 @@ class TestRandomResizedCrop:
         boxes = set()
         for key in range(300):
             with sample_scope(key):
-                top, left, height, width = crop._box(200, 300)
+                top, left, height, width = crop._box(200, 300, generator().random)
             assert top >= 0
             assert left >= 0
             assert top + height <= 200
@@ -136,7 +136,7 @@ class TestRandomResizedCrop:
         areas, lefts = [], []
         for key in range(2000):
             with sample_scope(key):
-                _, left, height, width = crop._box(300, 300)
+                _, left, height, width = crop._box(300, 300, generator().random)
             areas.append(height * width / 90000)
             lefts.append(left / max(1, 300 - width))
         assert abs(np.mean(lefts) - 0.5) < 0.03
@@ -145,7 +145,7 @@ class TestRandomResizedCrop:
     @pytest.mark.parametrize("size", [(3, 400), (400, 3), (1, 1)])
     def test_what_never_fits_is_the_middle(self, size: tuple[int, int]) -> None:
         with sample_scope(1):
-            top, left, height, width = RandomResizedCrop(8, scale=(1, 1))._box(*size)
+            top, left, height, width = RandomResizedCrop(8, scale=(1, 1))._box(*size, generator().random)
         assert 1 <= height <= size[0]
         assert 1 <= width <= size[1]
         assert top == (size[0] - height) // 2
