@@ -77,6 +77,17 @@ class TestRotate:
         with pytest.raises(ConfigError, match="2 values, and the image 3 channels"):
             Rotate(10, fill=(1, 2))(IMAGE)
 
+    @pytest.mark.parametrize(
+        ("interpolation", "method"),
+        [("nearest", cv2.INTER_NEAREST), ("bilinear", cv2.INTER_LINEAR), ("bicubic", cv2.INTER_CUBIC)],
+    )
+    def test_pixels_are_albumentations(self, interpolation: Any, method: int) -> None:
+        A = pytest.importorskip("albumentations")
+        for angle in (7.5, -60, 135):
+            theirs = A.Rotate((angle, angle), interpolation=method, fill=(1, 2, 3), p=1)
+            made = Rotate((angle, angle), interpolation, fill=(1, 2, 3))(IMAGE)
+            assert np.array_equal(made, theirs(image=IMAGE)["image"])
+
     @pytest.mark.parametrize("size", [(40, 30), (40, 31), (41, 30), (41, 31)])
     @pytest.mark.parametrize("angle", [90, -90, 45, 7.3])
     def test_masks_are_moved_as_pixels_are(self, size: tuple[int, int], angle: float) -> None:

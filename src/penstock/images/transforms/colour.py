@@ -76,7 +76,7 @@ def sharpness(image: Pixels, factor: float) -> Pixels:
     return smooth
 
 
-def autocontrast(image: Pixels, unused: float = 0) -> Pixels:
+def autocontrast(image: Pixels) -> Pixels:
     """Stretch each channel to 0..255."""
     values = np.empty((256, image.shape[2]))
     for channel in range(image.shape[2]):
@@ -85,7 +85,7 @@ def autocontrast(image: Pixels, unused: float = 0) -> Pixels:
     return look_up(image, values)
 
 
-def equalize(image: Pixels, unused: float = 0) -> Pixels:
+def equalize(image: Pixels) -> Pixels:
     """Equalise the histogram of each channel."""
     values = np.empty((256, image.shape[2]))
     for channel in range(image.shape[2]):
@@ -103,8 +103,8 @@ COLOURS: dict[str, Callable[[Pixels, float], Pixels]] = {
     "sharpness": lambda image, change: sharpness(image, 1 + change),
     "posterize": lambda image, bits: look_up(image, np.floor(_VALUES / 2 ** (8 - bits)) * 2 ** (8 - bits)),
     "solarize": lambda image, level: look_up(image, np.where(level <= _VALUES, 255 - _VALUES, _VALUES)),
-    "autocontrast": autocontrast,
-    "equalize": equalize,
+    "autocontrast": lambda image, _: autocontrast(image),
+    "equalize": lambda image, _: equalize(image),
     "invert": lambda image, _: look_up(image, 255 - _VALUES),
 }
 """The colour operations of policies, by the names of their papers; the value is a change, bits, a level or ignored."""
