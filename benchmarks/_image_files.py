@@ -21,6 +21,8 @@ KINDS = {
     "web": "recompressed at quality 60 to 75",
     **{size: f"mosaics of {size}" for size in MOSAICS},
     "small": "32 x 32 pixels",
+    "small shards": "32 x 32 pixels, in tar shards, MDS shards or LitData's chunks",
+    "small arrays": "32 x 32 pixels, decoded before",
     "cold": "copies that are read once and not in the page cache",
     "shards": "in tar shards",
 }
@@ -34,7 +36,7 @@ def write_listing(data: Path | None, where: Path, kind: str, count: int, least: 
     `count` is the number of mosaics. Of small files there are no more than `least`.
     """
     made = where.parent / "made"
-    if kind == "small" or (data is not None and data.is_file()):
+    if kind.startswith("small") or (data is not None and data.is_file()):
         files = jpegs(unpacked(CIFAR if data is None else data, where.parent / "unpacked"))[:least]
     else:
         files = jpegs(examples(where.parent / "examples") if data is None else data)

@@ -3,8 +3,8 @@
 Run by ``images.py``: ``python _image_peers.py NAME LISTING WORK KIND``. It prints a line of JSON when it is ready, and
 one for each line that it reads: how many images the pass had, and how long it took. All do the same work: read a file,
 decode it, take a random crop of 8 to 100 % of the area and 3/4 to 4/3 of the shape to 224 x 224, mirror half of them,
-and deliver uint8 batches of 64 with labels. Small images are padded by 4 pixels and cut to their own size instead. A
-peer whose package is not installed says so.
+and deliver uint8 batches of 64 with labels. Small images are padded by 4 pixels and cut to their own size instead;
+"small arrays" are their pixels, decoded before. A peer whose package is not installed says so.
 
 A new row is a line in `ROWS`.
 """
@@ -48,7 +48,7 @@ class Task:
     @property
     def small(self) -> bool:
         """Whether images are of 32 x 32, which are padded and shifted instead of cropped and resized."""
-        return self.kind == "small"
+        return self.kind.startswith("small")
 
     def files(self) -> tuple[list[str], list[int]]:
         """Paths and labels."""
@@ -65,6 +65,18 @@ class Task:
                 write_tar(folder / f"{first // each:03d}.tar", paths[first : first + each], labels[first:], first)
             os.sync()
         return sorted(map(str, folder.glob("*.tar")))
+
+    def arrays(self) -> tuple[str, str]:
+        """One file of all pixels (images, height, width, RGB) and one of the labels, which all that read such share."""
+        pixels, labels = (self.listing.with_name(name) for name in ("images.npy", "labels.npy"))
+        if not labels.exists():
+            import cv2
+
+            paths, numbers = self.files()
+            np.save(pixels, [cv2.cvtColor(cv2.imread(path), cv2.COLOR_BGR2RGB) for path in paths])
+            np.save(labels, numbers)
+            os.sync()
+        return str(pixels), str(labels)
 
 
 def write_tar(path: Path, files: list[str], labels: list[int], first: int) -> None:
@@ -91,7 +103,7 @@ def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True)
 class OpenCV:
-    """The work by OpenCV: an encoded image in, uint8 RGB out."""
+    """The work by OpenCV: an encoded image in, uint8 RGB out; or only what comes after decoding."""
 
     small: bool
     shrink: str = "areas"
@@ -100,9 +112,14 @@ class OpenCV:
     def __call__(self, data: bytes) -> np.ndarray[Any, Any]:
         import cv2
 
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        image = cv2.cvtColor(self.shifted(image) if self.small else self.cropped(image), cv2.COLOR_BGR2RGB)
-        return cv2.flip(image, 1) if random.random() < 0.5 else image
+        image = self.augmented(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+    def augmented(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        import cv2
+
+        image = self.shifted(image) if self.small else self.cropped(image)
+        return cv2.flip(image, 1) if random.random() < 0.5 else np.ascontiguousarray(image)
 
     def shifted(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """RandomCrop(32, padding=4)."""
@@ -131,13 +148,13 @@ class OpenCV:
 
 
 def ours(
-    *, shards: bool = False, extension: bool = True, index: bool = False, packed: str = "", **options: Any
+    source: str = "files", *, extension: bool = True, index: bool = False, packed: str = "", **options: Any
 ) -> Callable[[Task], Pass]:
-    """Penstock, with arguments for the loader: two worker processes, unless these say else. Shards are those that all
-    read, or `packed` by ourselves with this option.
+    """Penstock, with arguments for the loader: two worker processes, unless these say else. `source` is what it reads,
+    as the peers do: "files", "shards", "MDS" or "arrays"; or shards `packed` by ourselves with this option.
     """
     options = {"num_workers": WORKERS, **options}
-    if options.get("executor") != "thread":
+    if options["num_workers"] and options.get("executor") != "thread":
         options["persistent_workers"] = True
 
     def prepare(task: Task) -> Pass:
@@ -149,24 +166,29 @@ def ours(
 
         assert native.is_available() == extension, "the extension is not built"
         entries = None
-        if shards:
-            source: Any = ps.ShardDataset(task.shards(), seed=0)
+        if source == "shards":
+            records: Any = ps.ShardDataset(task.shards(), seed=0)
+        elif source == "MDS":
+            records = ps.MDSDataset(task.listing.with_name("mds"), images="bytes", seed=0)
+        elif source == "arrays":
+            pixels, labels = task.arrays()
+            records = ps.ArrayDataset(pixels, labels=labels, seed=0)
         elif packed:
             from penstock.shards.pack import pack
 
             manifest = ps.Manifest.open(task.listing, cache_dir=task.work)
             count = -(-len(manifest) // 8)
             pack(manifest, task.work / "packed", max_count=count, progress=False, **{packed: True})
-            source = ps.ShardDataset(str(task.work / "packed" / "train-*.tar"), seed=0)
+            records = ps.ShardDataset(str(task.work / "packed" / "train-*.tar"), seed=0)
         else:
             manifest = ps.Manifest.open(task.listing, cache_dir=task.work)
-            source = ps.RankDataset(manifest, seed=0)
+            records = ps.RankDataset(manifest, seed=0)
             if index:
                 from penstock.images.entries import write_index
 
                 entries = write_index(manifest, path=Path(task.work, "train.entries")).path
         crop = RandomCrop(32, padding=PADDING) if task.small else RandomResizedCrop(SIZE)
-        dataset = ps.ImageDataset(source, transform=[crop, HorizontalFlip()], index=entries)
+        dataset = ps.ImageDataset(records, transform=[crop, HorizontalFlip()], index=entries)
         loader: Any = ps.DataLoader(dataset, BATCH, **options)
         return lambda: (batch for batch, _ in loader)
 
@@ -191,11 +213,11 @@ def decode_alone(task: Task) -> Pass:
     return batches
 
 
-def torch_loader(task: Task, pillow: bool = False) -> Pass:
+def torch_loader(task: Task, pillow: bool = False, arrays: bool = False) -> Pass:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
-    paths, labels = task.files()
+    paths, labels = task.files()  # type: tuple[Any, Any]
 
     def by_pillow() -> Callable[[str], Any]:
         from PIL import Image
@@ -205,15 +227,20 @@ def torch_loader(task: Task, pillow: bool = False) -> Pass:
         chain = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
         return lambda path: chain(Image.open(path).convert("RGB"))
 
-    decode = OpenCV(task.small)
-    make = by_pillow() if pillow else lambda path: torch.from_numpy(decode.file(path)).permute(2, 0, 1)
+    def by_opencv(image: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda source: torch.from_numpy(image(source)).permute(2, 0, 1)
+
+    opencv, sources = OpenCV(task.small), paths
+    if arrays:
+        sources, labels = (np.load(path, mmap_mode="r") for path in task.arrays())
+    make = by_pillow() if pillow else by_opencv(opencv.augmented if arrays else opencv.file)
 
     class Images(Dataset[Any]):
         def __len__(self) -> int:
             return len(paths)
 
         def __getitem__(self, index: int) -> Any:
-            return make(paths[index]), labels[index]
+            return make(sources[index]), labels[index]
 
     loader = DataLoader(Images(), BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True, prefetch_factor=4)
     return lambda: (images for images, _ in loader)
@@ -251,6 +278,22 @@ def read_pair(pair: tuple[str, int]) -> dict[str, Any]:
 def decode_pairs(decode: OpenCV, items: list[dict[str, Any]]) -> Any:
     """A batch, made in a worker."""
     return np.stack([decode(item["image"]) for item in items]), [item["label"] for item in items]
+
+
+def mosaic(task: Task) -> Pass:
+    from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    folder = task.listing.with_name("mds")  # which ours reads, too
+    with MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}, size_limit="16MB") as sink:
+        for pair in zip(*task.files(), strict=True):
+            sink.write(read_pair(pair))
+    clean_stale_shared_memory()
+    dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
+    more: dict[str, Any] = {"num_workers": WORKERS, "prefetch_factor": 4, "persistent_workers": True}
+    loader = DataLoader(dataset, BATCH, collate_fn=partial(decode_pairs, OpenCV(task.small)), **more)
+    return lambda: (images for images, _ in loader)
 
 
 def grain(task: Task, shrink: str = "areas") -> Pass:
@@ -319,7 +362,7 @@ def dali(task: Task, shards: bool = False) -> Pass:
     return batches
 
 
-def ffcv(task: Task) -> Pass:
+def ffcv(task: Task, arrays: bool = False) -> Pass:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -328,13 +371,14 @@ def ffcv(task: Task) -> Pass:
 
     paths, labels = task.files()
     where = task.work / "images.beton"
+    pixels = np.load(task.arrays()[0], mmap_mode="r") if arrays else None
 
     class Images:
         def __len__(self) -> int:
             return len(paths)
 
         def __getitem__(self, index: int) -> Any:
-            return Path(paths[index]).read_bytes(), labels[index]
+            return Path(paths[index]).read_bytes() if pixels is None else pixels[index], labels[index]
 
     def as_it_is(destination: Any, data: bytes, malloc: Callable[[int], Any]) -> None:
         """A field of FFCV encodes pixels anew; the file is kept here."""
@@ -347,14 +391,20 @@ def ffcv(task: Task) -> Pass:
         memory[:] = encoded
 
     if not where.exists():
-        image = RGBImageField(write_mode="jpg")
-        image.encode = as_it_is
+        image = RGBImageField(write_mode="raw" if arrays else "jpg")
+        if not arrays:
+            image.encode = as_it_is
         DatasetWriter(str(where), {"image": image, "label": IntField()}, num_workers=1).from_indexed_dataset(Images())
     chain: list[Any] = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip()]
     if task.small:
         chain = [SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=PADDING)]
     loader = Loader(str(where), BATCH, WORKERS, order=OrderOption.RANDOM, os_cache=True, pipelines={"image": chain})
     return lambda: (images for images, _ in loader)
+
+
+_SHARDS, _MDS, _ARRAYS = frozenset({"shards", "small shards"}), frozenset({"small shards"}), frozenset({"small arrays"})
+_FILES = frozenset(KINDS) - _SHARDS - _ARRAYS
+_PHOTOS = _FILES - {"small", "cold"}
 
 
 @dataclass(frozen=True)
@@ -366,7 +416,7 @@ class Row:
     antialias: str
     """Whether crops that shrink are antialiased, and how."""
     prepare: Callable[[Task], Pass]
-    kinds: frozenset[str] = frozenset(KINDS) - {"shards"}
+    kinds: frozenset[str] = _FILES
     """Which files it is measured with."""
 
     @property
@@ -375,29 +425,34 @@ class Row:
         return self.package in ("penstock", "simplejpeg")
 
 
-_SHARDS, _WARM = frozenset({"shards"}), frozenset(KINDS) - {"shards", "cold"}
 ROWS: dict[str, Row] = {
     "penstock": Row("penstock", "yes", ours()),
-    "penstock, index": Row("penstock", "yes", ours(index=True), _WARM - {"small"}),
+    "penstock, index": Row("penstock", "yes", ours(index=True), _PHOTOS),
+    "penstock, inline": Row("penstock", "yes", ours(num_workers=0), _PHOTOS | {"small"}),
     "penstock, one process": Row("penstock", "yes", ours(num_workers=1, threads_per_worker=WORKERS)),
     "penstock, thread": Row("penstock", "yes", ours(executor="thread")),
     "penstock, auto": Row("penstock", "yes", ours(num_workers="auto")),
     "penstock, no extension": Row("penstock", "yes", ours(extension=False)),
-    "penstock, shards": Row("penstock", "yes", ours(shards=True), _SHARDS),
-    "penstock, shards, index": Row("penstock", "yes", ours(packed="index_images"), _SHARDS),
-    "penstock, shards, markers": Row("penstock", "yes", ours(packed="restart_markers"), _SHARDS),
-    "decode alone": Row("simplejpeg", "", decode_alone, frozenset(KINDS)),
+    "penstock, shards": Row("penstock", "yes", ours("shards"), _SHARDS),
+    "penstock, shards, index": Row("penstock", "yes", ours(packed="index_images"), frozenset({"shards"})),
+    "penstock, shards, markers": Row("penstock", "yes", ours(packed="restart_markers"), frozenset({"shards"})),
+    "MosaicML Streaming": Row("mosaicml-streaming", "areas", mosaic, _MDS),
+    "penstock, MDS": Row("penstock", "yes", ours("MDS"), _MDS),
+    "penstock, arrays": Row("penstock", "yes", ours("arrays"), _ARRAYS),
+    "decode alone": Row("simplejpeg", "", decode_alone, _FILES | _SHARDS),
     "torch + Pillow": Row("torch", "yes", partial(torch_loader, pillow=True)),
     "torch + OpenCV": Row("torch", "areas", torch_loader),
-    "WebDataset": Row("webdataset", "areas", webdataset, frozenset(KINDS)),
-    "LitData": Row("litdata", "areas", litdata, _WARM),
+    "torch, arrays": Row("torch", "areas", partial(torch_loader, arrays=True), _ARRAYS),
+    "WebDataset": Row("webdataset", "areas", webdataset, _FILES | _SHARDS),
+    "LitData": Row("litdata", "areas", litdata, _PHOTOS | {"small"} | _MDS),
     "Grain": Row("grain", "areas", grain),
-    "Grain, antialiased": Row("grain", "yes", partial(grain, shrink="filter"), _WARM - {"small"}),
-    "Grain, linear": Row("grain", "no", partial(grain, shrink="linear"), _WARM - {"small"}),
+    "Grain, antialiased": Row("grain", "yes", partial(grain, shrink="filter"), _PHOTOS),
+    "Grain, linear": Row("grain", "no", partial(grain, shrink="linear"), _PHOTOS),
     "SPDL": Row("spdl", "areas", spdl),
     "DALI, CPU": Row("nvidia-dali-cuda120", "yes", dali),
     "DALI, tar": Row("nvidia-dali-cuda120", "yes", partial(dali, shards=True), _SHARDS),
-    "FFCV": Row("ffcv", "areas", ffcv, _WARM),
+    "FFCV": Row("ffcv", "areas", ffcv, _PHOTOS | {"small"}),
+    "FFCV, raw": Row("ffcv", "areas", partial(ffcv, arrays=True), _ARRAYS),
 }
 """By name, in the order in which they take turns. The first of ours that is measured is what others are compared to."""
 

@@ -11,7 +11,8 @@ Pillow's, by averages over pixel areas where both sides shrink, or not at all. "
 with each, round by round.
 
 Kinds of files: as they are, as the web has them, mosaics, CIFAR-10's small ones (which are padded and cut to their own
-size), files that are not in the page cache (of which "MiB read" says how much came from the disk), and tar shards.
+size) as files, in shards or as pixels in arrays, files that are not in the page cache (of which "MiB read" says how
+much came from the disk), and tar shards.
 
 Peers need not be where Penstock is: ``--peers`` names a Python that has them, and one that is not installed is named in
 the table with the reason.
@@ -47,7 +48,7 @@ from _image_peers import ROWS
 
 _HERE = Path(__file__).parent
 _OURS = "penstock"
-_BY_HAND = (_OURS, f"{_OURS}, one process", f"{_OURS}, thread")
+_BY_HAND = (_OURS, f"{_OURS}, inline", f"{_OURS}, one process", f"{_OURS}, thread")
 _TUNING = 15.0
 _COLUMNS = ["peer", "version", "antialias", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step"]
 _COLUMNS += ["ours / it", "by CPU"]
@@ -211,7 +212,7 @@ def report(peers: list[Peer], title: str, kind: str) -> None:
             rows.append((peer.name, f"not measured: {reason}", *[""] * (len(_COLUMNS) - 2)))
             continue
         figures = (
-            "" if kind == "small" else ROWS[peer.name].antialias,
+            "" if kind.startswith("small") else ROWS[peer.name].antialias,
             *spread([r.rate for r in peer.rounds], 4),
             f"{statistics.median(r.cpu for r in peer.rounds):.3g}",
             f"{peer.memory / 2**20:.0f}",
@@ -309,7 +310,7 @@ def main() -> None:
             measure(peers, options, listing)
             title = f"{files} files ({KINDS[options.kind]}), {images} images per round, {options.repeat} rounds, "
             title += f"{time.monotonic() - began:.0f} s in all, {len(cores)} cores: "
-            title += "random crop 32 of 40" if options.kind == "small" else "random-resized-crop 224"
+            title += "random crop 32 of 40" if options.kind.startswith("small") else "random-resized-crop 224"
             report(peers, title + ", flip, uint8 batches of 64", options.kind)
         finally:
             for peer in peers:
