@@ -116,10 +116,10 @@ def test_mutated_files(part: int) -> None:
         out = memory[FENCE : FENCE + height * width * channels].reshape(height, width, channels)
         how = rng.random() < 0.5, rng.random() < 0.5, rng.random() < 0.5, rng.random() < 0.5, None, False
         size = rng.choice(((0, 0), (0, 0), (0, 0), (40, 24), (24, 40)))
-        flags = rng.random() < 0.8, rng.random() < 0.3, rng.random() < 0.8
+        simd, own, partial = rng.random() < 0.8, rng.random() < 0.8, rng.random() < 0.3
         entries = entries_for(rng, data, files)
         try:
-            native._jpeg.draw(data, out, *box, *how, 1 << 20, *size, entries, scale, *flags)
+            native._jpeg.draw(data, out, *box, *how, simd, 1 << 20, *size, entries, scale, own, partial)
             decoded += 1
         except REFUSED:
             refused += 1
@@ -147,7 +147,7 @@ def test_any_arguments() -> None:
         how = rng.random() < 0.5, rng.random() < 0.5, False, True, None, rng.random() < 0.2
         partial = rng.random() < 0.5
         try:
-            native._jpeg.draw(rng.choice(files), out, *box, *how, limit, *size, None, scale, True, partial, True)
+            native._jpeg.draw(rng.choice(files), out, *box, *how, True, limit, *size, None, scale, True, partial)
         except REFUSED:
             continue
         decoded += 1

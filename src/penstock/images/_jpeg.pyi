@@ -7,7 +7,7 @@ AVX2: int
 """1 where the processor has AVX2 and the system saves its registers."""
 
 def draw(
-    data: bytes | bytearray | memoryview,
+    source: Any,  # bytes, bytearray, memoryview; NumPy's arrays are not known as buffers before Python 3.12
     out: Any,
     left: float,
     top: float,
@@ -19,20 +19,21 @@ def draw(
     flip_y: bool,
     table: Any,
     planar: bool,
-    max_pixels: int,
-    width: int,
-    height: int,
-    entries: bytes | memoryview | None,
-    scale: int,
-    own: bool,
-    partial: bool,
     simd: bool,
+    max_pixels: int = 0,
+    width: int = 0,
+    height: int = 0,
+    entries: bytes | memoryview | None = None,
+    scale: int = 0,
+    own: bool = True,
+    partial: bool = False,
     /,
 ) -> int:
-    """Decode a box and resize it into `out`; return the nanoseconds that resizing took.
+    """Resize a box of a JPEG file, or of pixels (height, width, channels), into `out`: nanoseconds of resizing files.
 
-    `scale` 0 shrinks the box as long as it stays as large as `out`; 1, 2, 4 and 8 shrink it by that and round it
-    outward to whole pixels. Without `own`, libjpeg decodes every file. The rest is as in `native.draw_box`.
+    The first arguments are as in `resize.resize`, and those of files as in `native.draw_box`. `scale` 0 shrinks the box
+    as long as it stays as large as `out`; 1, 2, 4 and 8 shrink it by that and round it outward to whole pixels. Without
+    `own`, libjpeg decodes every file. Arguments that do not match raise `ValueError`, and `IndexError` for files.
     """
 
 def draw_batch(
@@ -64,21 +65,3 @@ def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) 
 
 def transcode(data: bytes | bytearray | memoryview, interval: int, max_pixels: int, /) -> bytes | None:
     """Return the file with a restart marker every `interval` MCUs, -1 for a choice by its width, or None."""
-
-def resize(
-    source: Any,
-    out: Any,
-    left: float,
-    top: float,
-    right: float,
-    bottom: float,
-    bicubic: bool,
-    antialias: bool,
-    flip_x: bool,
-    flip_y: bool,
-    table: Any,
-    planar: bool,
-    simd: bool,
-    /,
-) -> None:
-    """See `penstock.images.resize.resize`. Raises `ValueError` for arrays and boxes that do not match."""

@@ -264,7 +264,7 @@ def _draw(
 ) -> float:
     """Return the seconds that resizing took. With a scale, the box is rounded outward to whole pixels."""
     limits = _limit(max_pixels), *(size or (0, 0))
-    return _jpeg.draw(data, out, *box, *how, *limits, entries, scale, True, partial, True) / 1e9
+    return _jpeg.draw(data, out, *box, *how, True, *limits, entries, scale, True, partial) / 1e9
 
 
 def _size(data: Data, size: tuple[int, int] | None, max_pixels: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def resize(
         source = np.ascontiguousarray(source)
     bicubic, (sideways, upside_down) = interpolation == "bicubic", flipped
     try:
-        _jpeg.resize(source, out, *box, bicubic, antialias, sideways, upside_down, table, planar, simd)
+        _jpeg.draw(source, out, *box, bicubic, antialias, sideways, upside_down, table, planar, simd)
     except (ValueError, BufferError) as error:
         wanted = "no table" if table is None else f"a table {table.dtype} {table.shape}"
         raise ConfigError(

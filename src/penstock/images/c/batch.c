@@ -33,7 +33,6 @@ int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t
     for (size_t i = 0; i < count; i++, out += stride * (size_t)whole->item_size) {
         pst_batch_image *image = &images[i];
         int done = 0;
-        image->request.job = &image->job;
         if (image->job.out_width > 0 && image->job.out_height > 0)
             done = image->rows ? pst_resize(&image->job, image->rows, image->stride)
                                : pst_decode(&image->request) == PST_DONE;

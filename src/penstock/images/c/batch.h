@@ -5,9 +5,9 @@
 #include "decode.h"
 
 typedef struct {
-    pst_resize_job job;  /* what is drawn: its result is the part of this image's result that is not filled */
-    pst_request request; /* of a file, without the job */
-    const uint8_t *rows; /* of pixels; NULL: there is a file */
+    pst_resize_job job;  /* what is drawn; its result is the part of this image's result that is not filled */
+    pst_request request; /* of a file */
+    const uint8_t *rows; /* of pixels, which are the job's source; NULL: there is a file */
     ptrdiff_t stride;    /* bytes from one of these rows to the next */
     int inside[4];       /* top, left, bottom and right of what is drawn, in pixels of the result */
 } pst_batch_image;

@@ -54,41 +54,49 @@ static long ceil_div(double value, int by)
     return low + ((double)low * by < value);
 }
 
-/* Check the size that a header says, and find out what is decoded: the scale, the box in whole pixels of the shrunken
- * image, and where in it the box is that is resized. */
-static enum pst_outcome plan(pst_request *req, long width, long height, int *scale, long box[4])
+/* What is decoded of an image: at 1 / scale of its size the box (left, top, right, bottom), whose pixels are the source
+ * of `job`. */
+typedef struct {
+    int scale;
+    long box[4];
+    pst_resize_job job;
+} decoding;
+
+/* Check the size that a header says, and find out what is decoded. */
+static enum pst_outcome plan(decoding *d, pst_request *req, long width, long height)
 {
-    pst_resize_job *job = req->job;
+    const pst_resize_job *asked = req->job;
+    pst_resize_job *job = &d->job;
     if ((unsigned long long)width * (unsigned long long)height > req->max_pixels)
         return fail(req, PST_LIMITED, "%ld x %ld pixels, more than the limit of %llu", width, height, req->max_pixels);
     if (req->expected_width > 0 && (req->expected_width != width || req->expected_height != height))
         return fail(req, PST_DAMAGED, "ambiguous header: %ld x %ld pixels, or %ld x %ld", req->expected_width,
                     req->expected_height, width, height);
-    if (req->right > (double)width || req->bottom > (double)height)
+    if (asked->right > (double)width || asked->bottom > (double)height)
         return fail(req, PST_OUTSIDE, "%ld x %ld", width, height);
-    int by = req->scale ? req->scale : 1;
-    while (!req->scale && by < 8 && req->right - req->left >= 2.0 * by * job->out_width &&
-           req->bottom - req->top >= 2.0 * by * job->out_height)
-        by *= 2;
-    *scale = by;
-    box[0] = (long)(req->left / by);
-    box[1] = (long)(req->top / by);
-    box[2] = ceil_div(req->right, by);
-    box[3] = ceil_div(req->bottom, by);
+    d->scale = req->scale ? req->scale : 1;
+    while (!req->scale && d->scale < 8 && asked->right - asked->left >= 2.0 * d->scale * asked->out_width &&
+           asked->bottom - asked->top >= 2.0 * d->scale * asked->out_height)
+        d->scale *= 2;
+    d->box[0] = (long)(asked->left / d->scale);
+    d->box[1] = (long)(asked->top / d->scale);
+    d->box[2] = ceil_div(asked->right, d->scale);
+    d->box[3] = ceil_div(asked->bottom, d->scale);
+    *job = *asked;
     job->pixel_size = job->channels;
-    job->width = (int)(box[2] - box[0]);
-    job->height = (int)(box[3] - box[1]);
-    job->left = req->scale ? 0 : req->left / by - (double)box[0];
-    job->top = req->scale ? 0 : req->top / by - (double)box[1];
-    job->right = req->scale ? job->width : req->right / by - (double)box[0];
-    job->bottom = req->scale ? job->height : req->bottom / by - (double)box[1];
+    job->width = (int)(d->box[2] - d->box[0]);
+    job->height = (int)(d->box[3] - d->box[1]);
+    job->left = req->scale ? 0 : asked->left / d->scale - (double)d->box[0];
+    job->top = req->scale ? 0 : asked->top / d->scale - (double)d->box[1];
+    job->right = req->scale ? job->width : asked->right / d->scale - (double)d->box[0];
+    job->bottom = req->scale ? job->height : asked->bottom / d->scale - (double)d->box[1];
     return pst_resize_valid(job) ? PST_DONE : fail(req, PST_OUTSIDE, "%ld x %ld", width, height);
 }
 
-static void resize_rows(pst_request *req, pst_resize_plan *drawing, const uint8_t *rows, size_t stride, int count)
+static void resize_rows(pst_request *req, pst_resize_plan *resizing, const uint8_t *rows, size_t stride, int count)
 {
     const int64_t begun = nanoseconds();
-    pst_resize_rows(drawing, rows, (ptrdiff_t)stride, count);
+    pst_resize_rows(resizing, rows, (ptrdiff_t)stride, count);
     req->resizing += nanoseconds() - begun;
 }
 
@@ -96,30 +104,28 @@ static void resize_rows(pst_request *req, pst_resize_plan *drawing, const uint8_
 static enum pst_outcome decode_region(pst_request *req)
 {
     pst_frame frame;
-    pst_resize_job *job = req->job;
-    int scale;
-    long box[4];
+    decoding d;
     if (!pst_frame_read(&frame, req->data, req->size))
         return PST_UNSUPPORTED;
-    const enum pst_outcome outcome = plan(req, frame.width, frame.height, &scale, box);
+    const enum pst_outcome outcome = plan(&d, req, frame.width, frame.height);
     if (outcome != PST_DONE)
         return outcome;
     pst_region *region = &kept;
-    if (!pst_region_open(region, &frame, req->data, req->size, req->entries, req->entries_size, job->channels, scale,
-                         box, job->simd))
+    if (!pst_region_open(region, &frame, req->data, req->size, req->entries, req->entries_size, d.job.channels, d.scale,
+                         d.box, d.job.simd))
         return PST_UNSUPPORTED;
-    const size_t decoding = pst_region_scratch(region);
-    uint8_t *scratch = malloc(decoding + pst_resize_scratch(job));
+    const size_t size = pst_region_scratch(region);
+    uint8_t *scratch = malloc(size + pst_resize_scratch(&d.job));
     if (!scratch)
         return PST_NO_MEMORY;
-    pst_resize_plan drawing;
+    pst_resize_plan resizing;
     pst_region_begin(region, scratch);
-    pst_resize_begin(&drawing, job, scratch + decoding);
+    pst_resize_begin(&resizing, &d.job, scratch + size);
     int count;
     while ((count = pst_region_rows(region)) > 0)
-        resize_rows(req, &drawing, region->rows, region->stride, count);
+        resize_rows(req, &resizing, region->rows, region->stride, count);
     free(scratch);
-    return count == 0 && drawing.row == job->height ? PST_DONE : PST_UNSUPPORTED;
+    return count == 0 && resizing.row == d.job.height ? PST_DONE : PST_UNSUPPORTED;
 }
 
 /* Read the header, of frames that consist of 8 x 8 blocks of 8 bits: libjpeg-turbo 3 also reads lossless files and ones
@@ -164,46 +170,46 @@ static void read_rows(j_decompress_ptr cinfo, uint8_t *rows, size_t stride, long
 static enum pst_outcome decode_by_libjpeg(j_decompress_ptr cinfo, void *argument)
 {
     pst_request *req = argument;
-    pst_resize_job *job = req->job;
-    int scale;
-    long box[4];
+    decoding d;
     read_header(cinfo, req);
-    const enum pst_outcome outcome = plan(req, (long)cinfo->image_width, (long)cinfo->image_height, &scale, box);
+    const enum pst_outcome outcome = plan(&d, req, (long)cinfo->image_width, (long)cinfo->image_height);
     if (outcome != PST_DONE)
         return outcome;
     if (cinfo->jpeg_color_space != JCS_YCbCr && cinfo->jpeg_color_space != JCS_GRAYSCALE &&
         cinfo->jpeg_color_space != JCS_RGB)
-        pst_libjpeg_fail(cinfo, PST_UNSUPPORTED, "colours that are neither grey, RGB nor YCbCr");
+        return fail(req, PST_UNSUPPORTED, "colours that are neither grey, RGB nor YCbCr");
     cinfo->scale_num = 1;
-    cinfo->scale_denom = (unsigned)scale;
-    cinfo->out_color_space = job->channels == 1 ? JCS_GRAYSCALE : JCS_EXT_RGB;
+    cinfo->scale_denom = (unsigned)d.scale;
+    cinfo->out_color_space = d.job.channels == 1 ? JCS_GRAYSCALE : JCS_EXT_RGB;
     cinfo->dct_method = JDCT_ISLOW;
     cinfo->do_fancy_upsampling = TRUE;
     jpeg_start_decompress(cinfo);
     const int crop = can_crop(cinfo);
     JDIMENSION x = 0;
-    if (crop && (box[0] > 0 || box[2] < (long)cinfo->output_width)) {
-        const long end = box[2] + MARGIN;
-        x = (JDIMENSION)(box[0] > MARGIN ? box[0] - MARGIN : 0);
+    if (crop && (d.box[0] > 0 || d.box[2] < (long)cinfo->output_width)) {
+        const long end = d.box[2] + MARGIN;
+        x = (JDIMENSION)(d.box[0] > MARGIN ? d.box[0] - MARGIN : 0);
         JDIMENSION width = (end < (long)cinfo->output_width ? (JDIMENSION)end : cinfo->output_width) - x;
         jpeg_crop_scanline(cinfo, &x, &width);
     }
-    const size_t pixel = (size_t)job->channels, stride = (size_t)cinfo->output_width * pixel;
-    const size_t skipped = (size_t)(box[0] - (long)x) * pixel; /* bytes of a row in front of the box */
-    if (cinfo->output_components != job->channels || (long)x > box[0] || box[3] > (long)cinfo->output_height ||
-        skipped + (size_t)job->width * pixel > stride)
-        return fail(req, PST_DAMAGED, "libjpeg gives rows of %ld bytes, which were not announced", (long)stride);
+    const size_t pixel = (size_t)d.job.channels, stride = (size_t)cinfo->output_width * pixel;
+    const size_t skipped = (size_t)(d.box[0] - (long)x) * pixel; /* bytes of a row in front of the box */
+    if (cinfo->output_components != d.job.channels || (long)x > d.box[0] || d.box[3] > (long)cinfo->output_height ||
+        skipped + (size_t)d.job.width * pixel > stride)
+        return fail(req, PST_DAMAGED, "libjpeg gives rows of %zu bytes, which were not announced", stride);
 
-    pst_resize_plan drawing;
-    pst_resize_begin(&drawing, job, cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, pst_resize_scratch(job)));
-    uint8_t *rows = cinfo->mem->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, stride * ROWS);
-    if (crop && box[1] > 0)
-        jpeg_skip_scanlines(cinfo, (JDIMENSION)box[1]);
-    read_rows(cinfo, rows, 0, box[1] - (long)cinfo->output_scanline);
-    for (long left = job->height; left > 0; left -= ROWS) {
-        const int count = left < ROWS ? (int)left : ROWS;
+    pst_resize_plan resizing;
+    struct jpeg_memory_mgr *memory = cinfo->mem;
+    pst_resize_begin(&resizing, &d.job,
+                     memory->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, pst_resize_scratch(&d.job)));
+    uint8_t *rows = memory->alloc_large((j_common_ptr)cinfo, JPOOL_IMAGE, stride * ROWS);
+    if (crop && d.box[1] > 0)
+        jpeg_skip_scanlines(cinfo, (JDIMENSION)d.box[1]);
+    read_rows(cinfo, rows, 0, d.box[1] - (long)cinfo->output_scanline);
+    for (int left = d.job.height; left > 0; left -= ROWS) {
+        const int count = left < ROWS ? left : ROWS;
         read_rows(cinfo, rows, stride, count);
-        resize_rows(req, &drawing, rows + skipped, stride, count);
+        resize_rows(req, &resizing, rows + skipped, stride, count);
     }
     return PST_DONE; /* the rows below are never looked at */
 }

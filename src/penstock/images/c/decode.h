@@ -22,10 +22,11 @@
 typedef struct {
     const uint8_t *data; /* the file */
     size_t size;
-    double left, top, right, bottom; /* the box, in pixels of the image, with 0 <= left < right and 0 <= top < bottom */
-    int scale;                       /* 1, 2, 4 or 8: shrink by that, and round the box outward to whole pixels; 0: as
-                                        much as leaves the box as large as its result */
-    pst_resize_job *job; /* the result, the table and the filter; its source and its box are set by pst_decode */
+    /* The result, the table, the filter, and the box in pixels of the image; its source is not set. */
+    const pst_resize_job *job;
+    /* 1, 2, 4 or 8: shrink the image by that, and round the box outward to whole pixels; 0: shrink it as much as leaves
+     * the box as large as its result. */
+    int scale;
     unsigned long long max_pixels;        /* of the image */
     long expected_width, expected_height; /* what the caller has read in the header; 0 is nothing */
     const uint8_t *entries;               /* of this file, from `pst_entries`; NULL is none */

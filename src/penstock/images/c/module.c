@@ -93,81 +93,64 @@ static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
     return source->strides[first + 2] == 1 && source->strides[first + 1] == pixel;
 }
 
-/* Whether this can be a box of an image; nothing that is not a number is. */
-static int is_box(const pst_request *req)
+/* Whether the box of a job can be one of a JPEG; nothing that is not a number can. */
+static int is_box(const pst_resize_job *job)
 {
-    return req->left >= 0 && req->left < req->right && req->right < 65536 && req->top >= 0 && req->top < req->bottom &&
-           req->bottom < 65536;
+    return job->left >= 0 && job->left < job->right && job->right < 65536 && job->top >= 0 && job->top < job->bottom &&
+           job->bottom < 65536;
 }
 
 /* One image. */
 
-static PyObject *resize(PyObject *module, PyObject *args)
+/* The result of drawing from pixels or from a file, without the GIL. */
+static PyObject *drawn(pst_request *req, const Py_buffer *source, int is_file)
 {
-    enum { SOURCE, OUT, TABLE, VIEWS };
-    PyObject *from, *to, *lookup, *result = NULL;
+    enum pst_outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+        if (is_file)
+            outcome = pst_decode(req);
+        else
+            outcome = pst_resize(req->job, source->buf, source->strides[0]) ? PST_DONE : PST_NO_MEMORY;
+    Py_END_ALLOW_THREADS
+    return outcome == PST_DONE ? PyLong_FromLongLong(req->resizing) : raise(outcome, req->message);
+}
+
+static PyObject *draw(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    enum { SOURCE, OUT, TABLE, ENTRIES, VIEWS };
+    PyObject *from, *to, *lookup, *index = Py_None, *result = NULL;
     Py_buffer views[VIEWS] = {{0}};
     pst_resize_job job = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOddddppppOpp", &from, &to, &job.left, &job.top, &job.right, &job.bottom, &job.bicubic,
-                          &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &job.simd))
+    pst_request req = {.job = &job, .own = 1};
+    if (!PyArg_ParseTuple(args, "OOddddppppOpp|KllOipp", &from, &to, &job.left, &job.top, &job.right, &job.bottom,
+                          &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &job.simd,
+                          &req.max_pixels, &req.expected_width, &req.expected_height, &index, &req.scale, &req.own,
+                          &req.partial))
         return NULL;
     if (get_view(from, &views[SOURCE], PyBUF_STRIDED_RO) && get_view(to, &views[OUT], PyBUF_STRIDED) &&
-        get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS)) {
-        if (set_result(&job, &views[OUT], 0, &views[TABLE]) && set_source(&job, &views[SOURCE], 0) &&
-            pst_resize_valid(&job)) {
-            int done;
-            Py_BEGIN_ALLOW_THREADS
-                done = pst_resize(&job, views[SOURCE].buf, views[SOURCE].strides[0]);
-            Py_END_ALLOW_THREADS
-            result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
-        } else {
-            PyErr_SetString(PyExc_ValueError, "source, box, table and result do not go together");
-        }
-    }
-    release_views(views, VIEWS);
-    return result;
-}
-
-static PyObject *draw(PyObject *module, PyObject *args)
-{
-    enum { DATA, ENTRIES, OUT, TABLE, VIEWS };
-    PyObject *to, *lookup, *result = NULL;
-    Py_buffer views[VIEWS] = {{0}};
-    pst_request req = {0};
-    pst_resize_job job = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*OddddppppOpKllz*ippp", &views[DATA], &to, &req.left, &req.top, &req.right,
-                          &req.bottom, &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar,
-                          &req.max_pixels, &req.expected_width, &req.expected_height, &views[ENTRIES], &req.scale,
-                          &req.own, &req.partial, &job.simd))
-        return NULL;
-    if (get_view(to, &views[OUT], PyBUF_STRIDED) && get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS)) {
+        get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS) && get_view(index, &views[ENTRIES], PyBUF_SIMPLE)) {
+        const Py_buffer *source = &views[SOURCE];
+        const int is_file = source->ndim == 1 && source->itemsize == 1 && source->strides[0] == 1;
         const int is_scale = req.scale == 0 || req.scale == 1 || req.scale == 2 || req.scale == 4 || req.scale == 8;
-        if (is_scale && is_box(&req) && set_result(&job, &views[OUT], 0, &views[TABLE])) {
-            enum pst_outcome outcome;
-            req.data = views[DATA].buf;
-            req.size = (size_t)views[DATA].len;
-            req.entries = views[ENTRIES].buf;
-            req.entries_size = (size_t)views[ENTRIES].len;
-            req.job = &job;
-            Py_BEGIN_ALLOW_THREADS
-                outcome = pst_decode(&req);
-            Py_END_ALLOW_THREADS
-            result = outcome == PST_DONE ? PyLong_FromLongLong(req.resizing) : raise(outcome, req.message);
-        } else {
-            PyErr_SetString(PyExc_IndexError, "box, scale, table and result do not go together");
-        }
+        req.data = source->buf;
+        req.size = (size_t)source->len;
+        req.entries = views[ENTRIES].buf;
+        req.entries_size = (size_t)views[ENTRIES].len;
+        if (set_result(&job, &views[OUT], 0, &views[TABLE]) &&
+            (is_file ? is_scale && is_box(&job) : set_source(&job, source, 0) && pst_resize_valid(&job)))
+            result = drawn(&req, source, is_file);
+        else
+            PyErr_SetString(is_file ? PyExc_IndexError : PyExc_ValueError,
+                            "source, box, scale, table and result do not go together");
     }
     release_views(views, VIEWS);
     return result;
 }
 
-static PyObject *entries(PyObject *module, PyObject *args)
+static PyObject *entries(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer data, out;
     long step;
-    (void)module;
     if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &step))
         return NULL;
     PyObject *result = NULL;
@@ -185,12 +168,11 @@ static PyObject *entries(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyObject *transcode(PyObject *module, PyObject *args)
+static PyObject *transcode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer data;
     long interval;
     unsigned long long max_pixels;
-    (void)module;
     if (!PyArg_ParseTuple(args, "y*lK", &data, &interval, &max_pixels))
         return NULL;
     PyObject *result = NULL;
@@ -266,13 +248,12 @@ static int set_batch(pst_resize_job *whole, size_t *stride, const Py_buffer *vie
            (!fill->buf || (fill->ndim == 1 && fill->shape[0] == whole->channels && fill->itemsize == out->itemsize));
 }
 
-/* Set what image `i` is, without its source; 0 if a number is out of range. The numbers are copied before they are
+/* Set what image `i` is; 0 if a number is out of range. The numbers are copied before they are
  * checked, since other threads may change them. */
 static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job *whole, size_t stride,
-                     const Py_buffer *views)
+                     unsigned long long max_pixels, const Py_buffer *views, const Py_buffer *files)
 {
     pst_resize_job *job = &image->job;
-    pst_request *req = &image->request;
     double box[4];
     int32_t inside[4] = {0, 0, whole->out_height, whole->out_width}, size[2] = {0, 0};
     memcpy(box, (const double *)views[BOXES].buf + 4 * i, sizeof box);
@@ -282,13 +263,11 @@ static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job 
         memcpy(size, (const int32_t *)views[SIZES].buf + 2 * i, sizeof size);
     memcpy(image->inside, inside, sizeof inside);
     *job = *whole;
-    job->left = req->left = box[0];
-    job->top = req->top = box[1];
-    job->right = req->right = box[2];
-    job->bottom = req->bottom = box[3];
-    req->expected_width = size[0];
-    req->expected_height = size[1];
-    if (!is_box(req) || size[0] < 0 || size[1] < 0 || inside[0] < 0 || inside[0] > inside[2] ||
+    job->left = box[0];
+    job->top = box[1];
+    job->right = box[2];
+    job->bottom = box[3];
+    if (!is_box(job) || size[0] < 0 || size[1] < 0 || inside[0] < 0 || inside[0] > inside[2] ||
         inside[2] > whole->out_height || inside[1] < 0 || inside[1] > inside[3] || inside[3] > whole->out_width)
         return 0;
     const size_t pixel = whole->planar ? 1 : (size_t)whole->channels;
@@ -298,26 +277,19 @@ static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job 
     job->out_width = inside[3] - inside[1];
     job->flip_x = views[FLIPS].buf && ((const uint8_t *)views[FLIPS].buf)[2 * i];
     job->flip_y = views[FLIPS].buf && ((const uint8_t *)views[FLIPS].buf)[2 * i + 1];
-    return 1;
-}
-
-/* Set the source of image `i`; 0 if its box is not inside it. */
-static int set_image_source(pst_batch_image *image, Py_ssize_t i, unsigned long long max_pixels,
-                            const Py_buffer *pixels, const Py_buffer *files)
-{
     if (files) {
-        image->request.data = files[i].buf;
-        image->request.size = (size_t)files[i].len;
+        image->request = (pst_request){.data = files[i].buf, .size = (size_t)files[i].len, .job = job, .own = 1};
         image->request.max_pixels = max_pixels;
-        image->request.own = 1;
+        image->request.expected_width = size[0];
+        image->request.expected_height = size[1];
         return 1;
     }
-    image->rows = (const uint8_t *)pixels->buf + i * pixels->strides[0];
-    image->stride = pixels->strides[1];
-    return image->job.right <= image->job.width && image->job.bottom <= image->job.height;
+    image->rows = (const uint8_t *)views[PIXELS].buf + i * views[PIXELS].strides[0];
+    image->stride = views[PIXELS].strides[1];
+    return job->right <= job->width && job->bottom <= job->height;
 }
 
-static PyObject *draw_batch(PyObject *module, PyObject *args)
+static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *sources, *objects[VIEWS] = {NULL}, *result = NULL;
     Py_buffer views[VIEWS] = {{0}}, *files = NULL;
@@ -325,7 +297,6 @@ static PyObject *draw_batch(PyObject *module, PyObject *args)
     size_t stride;
     unsigned long long max_pixels;
     pst_resize_job whole = {0};
-    (void)module;
     if (!PyArg_ParseTuple(args, "OOOOOOOpppKOp", &sources, &objects[OUT], &objects[BOXES], &objects[FLIPS],
                           &objects[INSIDE], &objects[FILL], &objects[TABLE], &whole.bicubic, &whole.antialias,
                           &whole.planar, &max_pixels, &objects[SIZES], &whole.simd))
@@ -348,8 +319,7 @@ static PyObject *draw_batch(PyObject *module, PyObject *args)
         if (!ready)
             PyErr_NoMemory();
         for (Py_ssize_t i = 0; ready && i < images_count; i++) {
-            ready = set_image(&images[i], i, &whole, stride, views) &&
-                    set_image_source(&images[i], i, max_pixels, &views[PIXELS], files);
+            ready = set_image(&images[i], i, &whole, stride, max_pixels, views, files);
             if (!ready)
                 PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
         }
@@ -372,12 +342,11 @@ static PyObject *draw_batch(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyObject *sizes(PyObject *module, PyObject *args)
+static PyObject *sizes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *sources, *to, *result = NULL;
     Py_buffer out = {0}, *files;
     Py_ssize_t count;
-    (void)module;
     if (!PyArg_ParseTuple(args, "OO", &sources, &to) || !(files = get_files(sources, &count)))
         return NULL;
     if (get_view(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
@@ -395,11 +364,10 @@ static PyObject *sizes(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyObject *uniform(PyObject *module, PyObject *args)
+static PyObject *uniform(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *from, *to, *result = NULL;
     Py_buffer keys = {0}, out = {0};
-    (void)module;
     if (!PyArg_ParseTuple(args, "OO", &from, &to))
         return NULL;
     if (get_view(from, &keys, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) &&
@@ -418,11 +386,13 @@ static PyObject *uniform(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyMethodDef methods[] = {
-    {"draw", draw, METH_VARARGS, NULL},       {"draw_batch", draw_batch, METH_VARARGS, NULL},
-    {"entries", entries, METH_VARARGS, NULL}, {"resize", resize, METH_VARARGS, NULL},
-    {"sizes", sizes, METH_VARARGS, NULL},     {"transcode", transcode, METH_VARARGS, NULL},
-    {"uniform", uniform, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {{"draw", draw, METH_VARARGS, NULL},
+                                {"draw_batch", draw_batch, METH_VARARGS, NULL},
+                                {"entries", entries, METH_VARARGS, NULL},
+                                {"sizes", sizes, METH_VARARGS, NULL},
+                                {"transcode", transcode, METH_VARARGS, NULL},
+                                {"uniform", uniform, METH_VARARGS, NULL},
+                                {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module)
 {
