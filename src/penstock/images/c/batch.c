@@ -2,10 +2,13 @@
 
 #include <string.h>
 
+/* Repeat an item, each time as often as it is there already. */
 static void fill_items(uint8_t *out, const uint8_t *fill, size_t size, size_t bytes)
 {
-    for (size_t i = 0; i < bytes; i += size)
-        memcpy(out + i, fill, size);
+    if (bytes)
+        memcpy(out, fill, size);
+    for (size_t done = size; done < bytes; done *= 2)
+        memcpy(out + done, out, done < bytes - done ? done : bytes - done);
 }
 
 static void fill_around(const pst_resize_job *whole, const int inside[4], const uint8_t *fill, uint8_t *out)

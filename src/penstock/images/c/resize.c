@@ -57,15 +57,11 @@ static size_t room(const pst_resize_job *job, double box, int out, int size)
     return (size_t)((taps + 1 + 3) / 4 * 4);
 }
 
-static double triangle(double x)
+static double filter(const pst_resize_job *job, double x)
 {
     x = x < 0 ? -x : x;
-    return x < 1 ? 1 - x : 0;
-}
-
-static double cubic(double x)
-{
-    x = x < 0 ? -x : x;
+    if (!job->bicubic)
+        return x < 1 ? 1 - x : 0;
     if (x < 1)
         return (1.5 * x - 2.5) * x * x + 1;
     return x < 2 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0;
@@ -80,7 +76,7 @@ static int weigh(double *k, const pst_resize_job *job, double center, double sup
     int from = low > 0 ? (int)low : 0, to = (int)(center + support + 0.5), count = 0;
     to = to < size ? to : size;
     for (int i = from; i < to; i++) {
-        double x = (i - center + 0.5) * narrow, w = job->bicubic ? cubic(x) : triangle(x);
+        double w = filter(job, (i - center + 0.5) * narrow);
         if (w == 0 && count == 0 && trim)
             continue;
         if (count == 0)
@@ -452,38 +448,27 @@ PST_AVX2 static void vertical_avx2(const pst_resize_plan *plan, int y, int slot,
 
 /* Result. */
 
-/* Write row y of the result, of pixels that lie `step` bytes apart, as items of the table. */
-#define PLACE(NAME, TYPE)                                                                                              \
-    static void NAME(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)                          \
-    {                                                                                                                  \
-        const TYPE *table = job->table;                                                                                \
-        const size_t gap = job->planar ? 1 : (size_t)job->channels, plane = job->planar ? job->plane_stride : 1;       \
-        for (int c = 0; c < job->channels; c++, table += 256) {                                                        \
-            TYPE *restrict to = (TYPE *)job->out + (size_t)y * job->row_stride + (size_t)c * plane;                    \
-            const uint8_t *from = pixels + c;                                                                          \
-            for (int i = 0; i < job->out_width; i++, from += step, to += gap)                                          \
-                *to = table[*from];                                                                                    \
-        }                                                                                                              \
-    }
+/* Write a row of pixels, `step` bytes apart, as items of the table: memcpy of a constant size is one load and one
+ * store. */
+static inline void look_up(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, uint8_t *restrict out,
+                           const size_t size, const size_t channels)
+{
+    const size_t plane = job->planar ? job->plane_stride * size : size, gap = job->planar ? size : channels * size;
+    const uint8_t *restrict table = job->table;
+    for (int i = 0; i < job->out_width; i++, pixels += step, out += gap)
+        for (size_t c = 0; c < channels; c++)
+            memcpy(out + c * plane, table + (c * 256 + pixels[c]) * size, size);
+}
 
-PLACE(place_1, uint8_t)
-PLACE(place_2, uint16_t)
-PLACE(place_4, uint32_t)
-PLACE(place_8, uint64_t)
-
-static void place_bytes(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)
+static void copy_bytes(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, uint8_t *out)
 {
     const int width = job->out_width, channels = job->channels;
-    uint8_t *out = (uint8_t *)job->out + (size_t)y * job->row_stride;
     if (step == 1 || (step == channels && !job->planar)) {
         memcpy(out, pixels, (size_t)width * (size_t)step);
     } else if (job->planar || channels == 1) {
-        for (int c = 0; c < channels; c++) {
-            uint8_t *restrict to = out + (size_t)c * job->plane_stride;
-            const uint8_t *from = pixels + c;
-            for (int i = 0; i < width; i++, from += step)
-                to[i] = *from;
-        }
+        for (int c = 0; c < channels; c++)
+            for (int i = 0; i < width; i++)
+                out[(size_t)c * job->plane_stride + (size_t)i] = pixels[c + i * step];
     } else {
         for (int i = 0; i < width; i++, out += 3, pixels += step) {
             if (i > 0 && i + 1 < width) /* a fourth byte, which there is, and which the next pixel overwrites */
@@ -494,18 +479,29 @@ static void place_bytes(const pst_resize_job *job, const uint8_t *pixels, ptrdif
     }
 }
 
-static void place(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)
+static inline void look_up_items(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, uint8_t *out,
+                                 const size_t size)
 {
-    if (!job->table)
-        place_bytes(job, pixels, step, y);
-    else if (job->item_size == 1)
-        place_1(job, pixels, step, y);
-    else if (job->item_size == 2)
-        place_2(job, pixels, step, y);
-    else if (job->item_size == 4)
-        place_4(job, pixels, step, y);
+    if (job->channels == 3)
+        look_up(job, pixels, step, out, size, 3);
     else
-        place_8(job, pixels, step, y);
+        look_up(job, pixels, step, out, size, 1);
+}
+
+/* Write a row of pixels into row y of the result. */
+static void write_row(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)
+{
+    uint8_t *out = (uint8_t *)job->out + (size_t)y * job->row_stride * (size_t)job->item_size;
+    if (!job->table)
+        copy_bytes(job, pixels, step, out);
+    else if (job->item_size == 1)
+        look_up_items(job, pixels, step, out, 1);
+    else if (job->item_size == 2)
+        look_up_items(job, pixels, step, out, 2);
+    else if (job->item_size == 4)
+        look_up_items(job, pixels, step, out, 4);
+    else
+        look_up_items(job, pixels, step, out, 8);
 }
 
 /* Where row y of the result belongs. */
@@ -518,8 +514,8 @@ static void copy_row(const pst_resize_plan *plan, const uint8_t *row)
 {
     const pst_resize_job *job = &plan->job;
     const int first = (int)job->left + (job->flip_x ? job->out_width - 1 : 0);
-    place(job, row + (ptrdiff_t)first * job->pixel_size, job->flip_x ? -job->pixel_size : job->pixel_size,
-          turned(job, plan->row - plan->first_row));
+    write_row(job, row + (ptrdiff_t)first * job->pixel_size, job->flip_x ? -job->pixel_size : job->pixel_size,
+              turned(job, plan->row - plan->first_row));
 }
 
 static void emit(const pst_resize_plan *plan, int y)
@@ -535,7 +531,7 @@ static void emit(const pst_resize_plan *plan, int y)
 #endif
         vertical(plan, y, slot, line);
     if (!direct)
-        place(job, line, job->channels, at);
+        write_row(job, line, job->channels, at);
 }
 
 /* Two rows of the source, of which the second may be the first once more, at the end: its weights are 0 then. */
