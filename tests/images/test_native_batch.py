@@ -220,6 +220,17 @@ class TestRefused:
             draw(arguments)
         assert (arguments["out"] == 77).all()
 
+    @pytest.mark.parametrize("of", ["files", "pixels"])
+    @pytest.mark.parametrize("kind", [np.complex128, "V3"])
+    def test_items_of_other_sizes(self, kind: Any, of: str) -> None:
+        arguments = batch()
+        if of == "pixels":
+            arguments["sources"] = np.zeros((3, 16, 24, 3), np.uint8)
+        for name in ("out", "fill", "table"):
+            arguments[name] = np.zeros(arguments[name].shape, kind)
+        with pytest.raises(ValueError, match="shapes and types"):
+            draw(arguments)
+
     def test_sources_of_other_types(self) -> None:
         for sources in (["text"] * 3, [None] * 3, 5):
             arguments = batch()

@@ -128,19 +128,12 @@ static enum pst_outcome decode_region(pst_request *req)
     return count == 0 && resizing.row == d.job.height ? PST_DONE : PST_UNSUPPORTED;
 }
 
-/* Read the header, of frames that consist of 8 x 8 blocks of 8 bits: libjpeg-turbo 3 also reads lossless files and ones
- * of more bits, whose rows it does not give by the functions that are called here, or not in the size that is asked
- * for. */
-static void read_header(j_decompress_ptr cinfo, const pst_request *req)
+/* Whether the rows are given by the functions that are called here, in the size that is asked for: not of lossless
+ * files and of those with more bits, which libjpeg-turbo 3 reads, too. */
+static int has_blocks_of_8_bits(j_decompress_ptr cinfo, int frame)
 {
-    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
-    jpeg_read_header(cinfo, TRUE);
-    const int frame = pst_libjpeg_frame(cinfo);
-    if (cinfo->data_precision == 8 &&
-        (frame == SOF0 || frame == SOF1 || frame == SOF2 || frame == SOF9 || frame == SOF10))
-        return;
-    pst_libjpeg_fail(cinfo, PST_UNSUPPORTED, "lossless, or not of 8 bits: frame marker 0x%02x, %d bits",
-                     (unsigned)frame, cinfo->data_precision);
+    return cinfo->data_precision == 8 &&
+           (frame == SOF0 || frame == SOF1 || frame == SOF2 || frame == SOF9 || frame == SOF10);
 }
 
 /* Progressive, arithmetic-coded and multi-scan files are decoded whole: there is nothing to gain, or the skipping of
@@ -171,7 +164,12 @@ static enum pst_outcome decode_by_libjpeg(j_decompress_ptr cinfo, void *argument
 {
     pst_request *req = argument;
     decoding d;
-    read_header(cinfo, req);
+    jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
+    jpeg_read_header(cinfo, TRUE);
+    const int frame = ((const pst_libjpeg *)cinfo->err)->frame;
+    if (!has_blocks_of_8_bits(cinfo, frame))
+        return fail(req, PST_UNSUPPORTED, "lossless, or not of 8 bits: frame marker 0x%02x, %d bits", (unsigned)frame,
+                    cinfo->data_precision);
     const enum pst_outcome outcome = plan(&d, req, (long)cinfo->image_width, (long)cinfo->image_height);
     if (outcome != PST_DONE)
         return outcome;

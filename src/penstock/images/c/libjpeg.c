@@ -1,6 +1,5 @@
 #include "libjpeg.h"
 
-#include <stdarg.h>
 #include <string.h>
 
 #include <jerror.h>
@@ -9,21 +8,6 @@ static _Noreturn void leave(pst_libjpeg *lib, enum pst_outcome outcome)
 {
     lib->outcome = outcome;
     longjmp(lib->jump, 1);
-}
-
-_Noreturn void pst_libjpeg_fail(j_decompress_ptr cinfo, enum pst_outcome outcome, const char *format, ...)
-{
-    pst_libjpeg *lib = (pst_libjpeg *)cinfo->err;
-    va_list values;
-    va_start(values, format);
-    vsnprintf(lib->message, JMSG_LENGTH_MAX, format, values);
-    va_end(values);
-    leave(lib, outcome);
-}
-
-int pst_libjpeg_frame(j_decompress_ptr cinfo)
-{
-    return ((const pst_libjpeg *)cinfo->err)->frame;
 }
 
 static void on_error(j_common_ptr cinfo)
@@ -55,9 +39,11 @@ static void on_message(j_common_ptr cinfo, int level)
 
 static void on_progress(j_common_ptr cinfo)
 {
-    const pst_libjpeg *lib = (const pst_libjpeg *)cinfo->err;
-    if (cinfo->is_decompressor && ((j_decompress_ptr)cinfo)->input_scan_number > lib->max_scans)
-        pst_libjpeg_fail((j_decompress_ptr)cinfo, PST_LIMITED, "more than %d scans", lib->max_scans);
+    pst_libjpeg *lib = (pst_libjpeg *)cinfo->err;
+    if (cinfo->is_decompressor && ((j_decompress_ptr)cinfo)->input_scan_number > lib->max_scans) {
+        snprintf(lib->message, JMSG_LENGTH_MAX, "more than %d scans", lib->max_scans);
+        leave(lib, PST_LIMITED);
+    }
 }
 
 /* The only function with a setjmp. `lib` is zeroed, so that destroying the object is right at any point. */

@@ -13,7 +13,6 @@
 
 enum pst_outcome {
     PST_DONE,
-    PST_TOO_SMALL,   /* the caller's memory */
     PST_DAMAGED,     /* or truncated */
     PST_UNSUPPORTED, /* a kind of JPEG that is not decoded here */
     PST_LIMITED,     /* too many pixels or scans */
@@ -39,12 +38,5 @@ typedef enum pst_outcome pst_libjpeg_work(j_decompress_ptr cinfo, void *argument
 
 /* Call `work` with a new object for decompression, and free that. */
 enum pst_outcome pst_libjpeg_run(pst_libjpeg *lib, pst_libjpeg_work *work, void *argument);
-
-/* Leave `work`. */
-_Noreturn void pst_libjpeg_fail(j_decompress_ptr cinfo, enum pst_outcome outcome, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-/* The frame marker, after jpeg_read_header. */
-int pst_libjpeg_frame(j_decompress_ptr cinfo);
 
 #endif

@@ -74,7 +74,8 @@ static int set_result(pst_resize_job *job, const Py_buffer *out, int first, cons
         return 0;
     if (!table->buf)
         return job->item_size == 1;
-    return table->ndim == 2 && table->shape[0] == channels && table->shape[1] == 256 &&
+    return (job->item_size == 1 || job->item_size == 2 || job->item_size == 4 || job->item_size == 8) &&
+           table->ndim == 2 && table->shape[0] == channels && table->shape[1] == 256 &&
            table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->item_size == 0;
 }
 
@@ -286,7 +287,7 @@ static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job 
     }
     image->rows = (const uint8_t *)views[PIXELS].buf + i * views[PIXELS].strides[0];
     image->stride = views[PIXELS].strides[1];
-    return job->right <= job->width && job->bottom <= job->height;
+    return job->out_width < 1 || job->out_height < 1 || pst_resize_valid(job);
 }
 
 static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
