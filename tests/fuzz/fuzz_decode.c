@@ -91,10 +91,10 @@ static pst_resize_job make_job(fuzz_input *in, int channels, const uint8_t *tabl
 {
     pst_resize_job job;
     memset(&job, 0, sizeof job);
-    const int flags = fuzz_number(in, 255), spare = fuzz_number(in, 3), entry = 1 << fuzz_number(in, 3);
+    const int flags = fuzz_number(in, 255), spare = fuzz_number(in, 3), item = 1 << fuzz_number(in, 3);
     job.out_width = 1 + fuzz_number(in, LARGEST_DRAWING);
     job.out_height = 1 + fuzz_number(in, LARGEST_DRAWING);
-    job.channels = job.pixel = channels;
+    job.channels = job.pixel_size = channels;
     job.bicubic = flags & 1;
     job.antialias = flags >> 1 & 1;
     job.flip_x = flags >> 2 & 1;
@@ -102,11 +102,11 @@ static pst_resize_job make_job(fuzz_input *in, int channels, const uint8_t *tabl
     job.planar = flags >> 4 & 1;
     job.simd = flags >> 5 & 1;
     job.table = flags >> 6 & 1 ? table : NULL;
-    job.entry = job.table ? entry : 1;
-    job.row = (size_t)(job.out_width * (job.planar ? 1 : channels) + spare);
-    job.plane = job.planar ? job.row * (size_t)job.out_height + (size_t)spare : 1;
-    const size_t last = (size_t)job.out_height * job.row - (size_t)spare;
-    *size = (last + (job.planar ? job.plane * (size_t)(channels - 1) : 0)) * (size_t)job.entry;
+    job.item_size = job.table ? item : 1;
+    job.row_stride = (size_t)(job.out_width * (job.planar ? 1 : channels) + spare);
+    job.plane_stride = job.planar ? job.row_stride * (size_t)job.out_height + (size_t)spare : 1;
+    const size_t last = (size_t)job.out_height * job.row_stride - (size_t)spare;
+    *size = (last + (job.planar ? job.plane_stride * (size_t)(channels - 1) : 0)) * (size_t)job.item_size;
     job.out = calloc(*size, 1);
     return job;
 }

@@ -87,11 +87,11 @@ uint8_t *fuzz_pixels(pst_request *req, pst_resize_job *job, int channels, size_t
 {
     memset(job, 0, sizeof *job);
     job->channels = channels;
-    job->entry = 1;
+    job->item_size = 1;
     job->out_width = (int)(fuzz_up(req->right, req->scale) - (long)(req->left / req->scale));
     job->out_height = (int)(fuzz_up(req->bottom, req->scale) - (long)(req->top / req->scale));
-    job->row = *row = (size_t)(job->out_width * channels);
-    job->plane = 1;
+    job->row_stride = *row = (size_t)(job->out_width * channels);
+    job->plane_stride = 1;
     job->out = malloc(*row * (size_t)job->out_height);
     req->job = job;
     return job->out;
