@@ -43,6 +43,7 @@ __all__ = [
     "draw_box",
     "entries_of",
     "is_available",
+    "libjpeg_turbo",
     "require",
     "sizes_of",
     "uniform",
@@ -69,6 +70,14 @@ class Region(NamedTuple):
 def is_available() -> bool:
     """Return whether the extension was built and can be loaded."""
     return _jpeg is not None
+
+
+def libjpeg_turbo() -> str | None:
+    """Return the version of libjpeg-turbo that the extension was built with; None without the extension."""
+    if _jpeg is None:
+        return None
+    major, rest = divmod(_jpeg.LIBJPEG_TURBO_VERSION, 1_000_000)
+    return f"{major}.{rest // 1000}.{rest % 1000}"
 
 
 def require(what: str) -> None:

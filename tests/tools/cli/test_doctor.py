@@ -56,6 +56,7 @@ class TestCommand:
         assert {name for name, here in report["images"]["backends"].items() if here} == set(installed())
         assert set(report["images"]["backends"]) == set(BACKENDS)
         assert report["images"]["extension"] == native.is_available()
+        assert report["images"]["libjpeg_turbo"] == native.libjpeg_turbo()
         assert report["cores"]["usable"] <= len(os.sched_getaffinity(0))
         assert 0 < report["memory"]["usable"] <= report["memory"]["available"] <= report["memory"]["total"]
         assert report["places"][0]["path"] == str(tmp_path)

@@ -108,6 +108,8 @@ def _installed(found: Diagnosis) -> Iterator[tuple[str, str]]:
 def _optional(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if found.images is not None:
         yield "C extension", "yes" if found.images.extension else "no: crops need the whole image decoded"
+        if found.images.libjpeg_turbo is not None:
+            yield "", f"baseline JPEGs by its own decoder, others by libjpeg-turbo {found.images.libjpeg_turbo}"
         here = [name for name, there in found.images.backends.items() if there]
         others = [name for name, there in found.images.backends.items() if not there]
         yield "image backends", ", ".join(here) + (f" (missing: {', '.join(others)})" if others else "")

@@ -70,10 +70,11 @@ class Torch:
 
 @dataclass(frozen=True)
 class Images:
-    """Image decoders: whether each library, by name, and the C extension are available."""
+    """Image decoders: whether each library, by name, and the C extension are available, and what that is built with."""
 
     backends: dict[str, bool]
     extension: bool
+    libjpeg_turbo: str | None
 
 
 def packages(progress: Callable[[int, int], object]) -> tuple[list[Package], list[Advice]]:
@@ -169,6 +170,6 @@ def images(found: Sequence[Package]) -> tuple[Images | None, list[Advice]]:
     from penstock.images.backends import BACKENDS, installed
 
     here = installed()
-    state = Images({name: name in here for name in BACKENDS}, native.is_available())
+    state = Images({name: name in here for name in BACKENDS}, native.is_available(), native.libjpeg_turbo())
     advice = [] if state.extension else [Advice("C extension", _NO_EXTENSION, _BUILD_EXTENSION)]
     return state, advice
