@@ -346,7 +346,8 @@ def by_hand(dc: dict[int, str], ac: dict[int, str], bits: str) -> bytes:
         made.append(segment(0xC4, bytes((number,)) + counts + bytes(ordered)))
     frame = segment(0xC0, struct.pack(">BHHB", 8, 24, 40, 1) + b"\1\x11\0")
     quantisation = segment(0xDB, b"\0" + b"\1" * 64)
-    return b"".join([b"\xff\xd8", quantisation, frame, *made, segment(0xDA, b"\1\1\0\0\x3f\0"), coded(bits), b"\xff\xd9"])
+    scan = segment(0xDA, b"\1\1\0\0\x3f\0") + coded(bits)
+    return b"".join([b"\xff\xd8", quantisation, frame, *made, scan, b"\xff\xd9"])
 
 
 def with_far_runs(seed: int) -> bytes:
