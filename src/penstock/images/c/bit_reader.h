@@ -7,7 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PST_CHUNK 8192      /* bytes that are unstuffed at once */
+#ifndef PST_CHUNK
+#define PST_CHUNK 8192 /* bytes that are unstuffed at once; tests/fuzz has less, since its files are small */
+#endif
 #define PST_BLOCK_BYTES 256 /* no block takes more: 64 codes of 16 bits, each with 15 bits behind it, are 248 bytes */
 
 /* The next bits: `count` of them, from the top of the buffer; `next` is the byte of the chunk that follows. */
