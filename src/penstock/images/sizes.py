@@ -9,8 +9,8 @@ Aspect-ratio grouping needs the shape of every image before the first one is loa
     groups = Sizes.open(path, manifest).group_ids()        # 0: wider than high, 1: others
 
 The file is Arrow IPC with two int32 columns, ``width`` and ``height``, one row per manifest row, 0 x 0 for an image
-that could not be read. Its schema metadata contains the manifest's fingerprint and rows, so the sizes of another
-manifest or of an older version of it are refused (`StateError`).
+that could not be read. Its schema metadata contains the manifest's fingerprint, so the sizes of another manifest or of
+an older version of it are refused (`StateError`).
 
 Memory: `measure` uses 8 bytes per row; an open `Sizes` is a mapped file, shared by all processes of a machine.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -104,11 +104,7 @@ def write_sizes(
     if not len(widths) == len(heights) == len(manifest):
         raise ConfigError(f"{len(widths)} widths and {len(heights)} heights for {len(manifest)} rows")
     target = sizes_path(manifest) if path is None else Path(path)
-    metadata = {
-        "penstock.sizes": _VERSION,
-        "penstock.fingerprint": manifest.fingerprint,
-        "penstock.rows": str(len(manifest)),
-    }
+    metadata = {"penstock.sizes": _VERSION, "penstock.fingerprint": manifest.fingerprint}
     schema = pa.schema([("width", pa.int32()), ("height", pa.int32())], metadata=metadata)
     batch = pa.record_batch([pa.array(np.asarray(column, np.int32)) for column in (widths, heights)], schema=schema)
     try:
@@ -140,10 +136,8 @@ class Sizes:
             raise ManifestError(f"{str(path)!r} is not a file of image sizes: {error}") from error
         metadata = {key.decode(): value.decode() for key, value in (batch.schema.metadata or {}).items()}
         if metadata.get("penstock.sizes") != _VERSION or batch.schema.names != ["width", "height"]:
-            raise ManifestError(
-                f"{str(path)!r} is not a file of image sizes (version {_VERSION}); write one: penstock manifest sizes "
-                "FILE"
-            )
+            what = f"{str(path)!r} is not a file of image sizes (version {_VERSION})"
+            raise ManifestError(f"{what}; write one: penstock manifest sizes FILE")
         self.fingerprint = metadata.get("penstock.fingerprint")
         """Fingerprint of the manifest."""
         if fingerprint is not None and (self.fingerprint != fingerprint or batch.num_rows != rows):
@@ -179,8 +173,7 @@ class Sizes:
         bins = np.sort(np.asarray(boundaries, np.float64))
         if bins.ndim != 1 or len(bins) > 32766 or np.isnan(bins).any():
             raise ConfigError(f"boundaries must be at most 32,766 numbers, not {boundaries!r}")
-        groups: npt.NDArray[np.uint8] | npt.NDArray[np.int16]
-        groups = np.empty(len(self), np.uint8) if len(bins) < 256 else np.empty(len(self), np.int16)
+        groups: npt.NDArray[Any] = np.empty(len(self), np.uint8 if len(bins) < 256 else np.int16)
         for start in range(0, len(self), _GROUP_CHUNK):
             part = slice(start, start + _GROUP_CHUNK)
             widths, heights = self.widths[part], self.heights[part]
