@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from typing import Any
 
@@ -124,6 +125,10 @@ class TestAlbumentations:
         ]
         assert len({float(image.float().mean()) for image in epochs[0]}) == 12
         assert all(torch.equal(found, epochs[0]) for found in epochs)
+        with sample_scope(1):
+            one = chain(IMAGE)
+        with sample_scope(1):
+            assert np.array_equal(pickle.loads(pickle.dumps(chain))(IMAGE), one)
 
     def test_masks_and_boxes(self) -> None:
         A = pytest.importorskip("albumentations")
@@ -136,6 +141,55 @@ class TestAlbumentations:
             assert np.allclose(found["boxes"], [[20, 0, 30, 10]], atol=1e-3)
             assert found["masks"][0:10, 20:30].all()
             assert found["masks"].sum() == 100
+
+    def test_masks_that_become_tensors(self) -> None:
+        A = pytest.importorskip("albumentations")
+        mask = np.zeros((60, 80), np.uint8)
+        mask[:, :10] = 1
+        chain = Compose([A.Compose([A.HorizontalFlip(p=1), A.ToTensorV2()])])
+        _, target = chain(IMAGE, {"masks": mask})
+        assert np.array_equal(target["masks"], mask[:, ::-1])
+
+    @pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "int64", "uint16", "float16", "float32"])
+    def test_masks_keep_their_type(self, dtype: str) -> None:
+        A = pytest.importorskip("albumentations")
+        mask = np.zeros((60, 80), dtype)
+        mask[10:20, 5:25] = 1
+        _, target = Compose([A.Rotate((90, 90), p=1)])(IMAGE, {"masks": mask})
+        assert target["masks"].dtype == mask.dtype
+        assert sorted(np.unique(target["masks"])) == [0, 1]
+
+    def test_boxes_that_are_empty_are_removed(self) -> None:
+        A = pytest.importorskip("albumentations")
+        target = {"boxes": np.array([[5, 2, 5, 6], [1, 1, 9, 9.0]]), "labels": [1, 2]}
+        _, found = Compose([A.HorizontalFlip(p=1)])(IMAGE, target)
+        assert found["labels"] == [2]
+        assert np.allclose(found["boxes"], [[71, 1, 79, 9]], atol=1e-3)
+
+    def test_what_was_erased_from_the_tensor_moves_too(self) -> None:
+        A = pytest.importorskip("albumentations")
+        steps = [ToTensor(), RandomErasing(1)]
+        with sample_scope(3):
+            plain = Compose(steps)(IMAGE)
+        with sample_scope(3):
+            assert torch.equal(Compose([*steps, A.HorizontalFlip(p=1)])(IMAGE), plain.flip(2))
+
+    def test_a_pipeline_with_parameters_of_boxes(self) -> None:
+        A = pytest.importorskip("albumentations")
+        params = A.BboxParams("pascal_voc")
+        chain = Compose([A.Compose([A.HorizontalFlip(p=1)], bbox_params=params)])
+        assert np.array_equal(chain(IMAGE), IMAGE[:, ::-1])
+        with pytest.raises(ConfigError, match="leave bbox_params out"):
+            chain(IMAGE, {"boxes": np.zeros((1, 4))})
+
+    def test_boxes_beyond_the_edge_and_no_objects(self) -> None:
+        A = pytest.importorskip("albumentations")
+        chain = Compose([A.HorizontalFlip(p=1)])
+        _, target = chain(IMAGE, {"boxes": np.array([[-3, 0, 95, 20.0]])})
+        assert target["boxes"].tolist() == [pytest.approx([0, 0, 80, 20])]
+        _, target = chain(IMAGE, {"masks": np.zeros((0, 60, 80), np.uint8), "boxes": np.zeros((0, 4))})
+        assert target["masks"].shape == (0, 60, 80)
+        assert target["boxes"].shape == (0, 4)
 
 
 BACK = np.full((60, 80, 3), 7, np.uint8)
@@ -161,57 +215,6 @@ def test_what_a_callable_returns_is_not_written_to(returned: str, step: Any) -> 
     assert np.array_equal(np.squeeze(made), expected)
     assert np.array_equal(image, IMAGE)
     assert (BACK == 7).all()
-
-
-class TestAlbumentationsTakesWhatOursTake:
-    def test_masks_that_become_tensors(self) -> None:
-        albumentations = pytest.importorskip("albumentations")
-        mask = np.zeros((60, 80), np.uint8)
-        mask[:, :10] = 1
-        chain = Compose([albumentations.Compose([albumentations.HorizontalFlip(p=1), albumentations.ToTensorV2()])])
-        _, target = chain(IMAGE, {"masks": mask})
-        assert np.array_equal(target["masks"], mask[:, ::-1])
-
-    @pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "int64", "uint16", "float16", "float32"])
-    def test_masks_keep_their_type(self, dtype: str) -> None:
-        albumentations = pytest.importorskip("albumentations")
-        mask = np.zeros((60, 80), dtype)
-        mask[10:20, 5:25] = 1
-        _, target = Compose([albumentations.Rotate((90, 90), p=1)])(IMAGE, {"masks": mask})
-        assert target["masks"].dtype == mask.dtype
-        assert sorted(np.unique(target["masks"])) == [0, 1]
-
-    def test_boxes_that_are_empty_are_removed(self) -> None:
-        albumentations = pytest.importorskip("albumentations")
-        target = {"boxes": np.array([[5, 2, 5, 6], [1, 1, 9, 9.0]]), "labels": [1, 2]}
-        _, found = Compose([albumentations.HorizontalFlip(p=1)])(IMAGE, target)
-        assert found["labels"] == [2]
-        assert np.allclose(found["boxes"], [[71, 1, 79, 9]], atol=1e-3)
-
-    def test_what_was_erased_from_the_tensor_moves_too(self) -> None:
-        albumentations = pytest.importorskip("albumentations")
-        steps = [ToTensor(), RandomErasing(1)]
-        with sample_scope(3):
-            plain = Compose(steps)(IMAGE)
-        with sample_scope(3):
-            assert torch.equal(Compose([*steps, albumentations.HorizontalFlip(p=1)])(IMAGE), plain.flip(2))
-
-    def test_a_pipeline_with_parameters_of_boxes(self) -> None:
-        albumentations = pytest.importorskip("albumentations")
-        params = albumentations.BboxParams("pascal_voc")
-        chain = Compose([albumentations.Compose([albumentations.HorizontalFlip(p=1)], bbox_params=params)])
-        assert np.array_equal(chain(IMAGE), IMAGE[:, ::-1])
-        with pytest.raises(ConfigError, match="leave bbox_params out"):
-            chain(IMAGE, {"boxes": np.zeros((1, 4))})
-
-    def test_boxes_beyond_the_edge_and_no_objects(self) -> None:
-        albumentations = pytest.importorskip("albumentations")
-        chain = Compose([albumentations.HorizontalFlip(p=1)])
-        _, target = chain(IMAGE, {"boxes": np.array([[-3, 0, 95, 20.0]])})
-        assert target["boxes"].tolist() == [pytest.approx([0, 0, 80, 20])]
-        _, target = chain(IMAGE, {"masks": np.zeros((0, 60, 80), np.uint8), "boxes": np.zeros((0, 4))})
-        assert target["masks"].shape == (0, 60, 80)
-        assert target["boxes"].shape == (0, 4)
 
 
 def test_targets_that_make_no_sense_and_those_that_do() -> None:
