@@ -13,6 +13,7 @@ from jpeg_support import LIMIT, SUBSAMPLINGS, by_opencv, jpeg, noise, with_frame
 
 from penstock.images import native
 from penstock.images.resize import resize
+from penstock.images.transforms.view import outward
 from penstock.random import generator_from_key
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
@@ -97,7 +98,8 @@ def test_a_batch_is_its_images(
         if of == "files":
             native.draw_box(sources[i], tuple(boxes[i]), part, max_pixels=LIMIT, **one)
         else:
-            resize(sources[i], tuple(boxes[i]), part, **one)
+            pixels, box = outward(sources[i], tuple(boxes[i]))
+            resize(pixels, box, part, **one)
         assert np.array_equal(out[i], expected)
 
 

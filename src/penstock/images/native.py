@@ -177,7 +177,8 @@ def draw_batch(
     max_pixels: int,
     sizes: npt.NDArray[np.int32] | None = None,
 ) -> tuple[bytes, float]:
-    """Draw a box of each of n images into its place in one array, in one call: `draw_box` or `resize` for each.
+    """Draw a box of each of n images into its place in one array, in one call: `draw_box` for each, or `resize` of the
+    pixels in the box, rounded outward.
 
     Args:
         sources: n JPEG files; or the pixels of n images, uint8 (n, height, width, channels), whose rows and images need

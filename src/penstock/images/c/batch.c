@@ -28,6 +28,19 @@ static void fill_around(const pst_resize_job *whole, const int inside[4], const 
     }
 }
 
+/* Cut the box, rounded outward, out of the pixels: none beside it count, as when only that part of a file is decoded. */
+static const uint8_t *cut_box(pst_resize_job *job, const uint8_t *rows, ptrdiff_t stride)
+{
+    const int left = (int)job->left, top = (int)job->top;
+    job->left -= left;
+    job->right -= left;
+    job->top -= top;
+    job->bottom -= top;
+    job->width = (int)job->right + (job->right > (int)job->right);
+    job->height = (int)job->bottom + (job->bottom > (int)job->bottom);
+    return rows + top * stride + (ptrdiff_t)left * job->pixel_size;
+}
+
 int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t *fill, pst_batch_image *images,
                        size_t count, char *status)
 {
@@ -37,8 +50,9 @@ int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t
         pst_batch_image *image = &images[i];
         int done = 0;
         if (image->job.out_width > 0 && image->job.out_height > 0)
-            done = image->rows ? pst_resize(&image->job, image->rows, image->stride)
-                               : pst_decode(&image->request) == PST_DONE;
+            done = image->rows
+                       ? pst_resize(&image->job, cut_box(&image->job, image->rows, image->stride), image->stride)
+                       : pst_decode(&image->request) == PST_DONE;
         status[i] = (char)!done;
         resizing += image->request.resizing;
         if (fill)

@@ -1,0 +1,125 @@
+"""`ImageDataset` over rows of arrays: the same items one by one, in a batch, and for torch's loader."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from penstock import ArrayDataset, DataLoader, ImageDataset, Subset
+from penstock.errors import ConfigError, ImageError
+from penstock.images import native
+from penstock.images.transforms import (
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
+from penstock.random import sample_scope
+
+N = 30
+CHAINS: dict[str, Any] = {
+    "none": None,
+    "crop": [RandomCrop(12, padding=4, fill=(1, 2, 3)), HorizontalFlip()],
+    "tensor": [RandomResizedCrop((9, 8)), ToTensor(torch.float16, channels_last=False), Normalize([0.5], [0.2])],
+    "some twice resized": [RandomResizedCrop((14, 10), scale=(0.5, 1.0)), Resize((14, 9))],
+    "not planned": [RandomCrop(12), ColorJitter(0.4)],
+}
+
+
+@pytest.fixture
+def pixels(tmp_path: Path) -> np.ndarray[Any, Any]:
+    made = np.random.default_rng(0).integers(0, 256, (N, 14, 10, 3), np.uint8)
+    np.save(tmp_path / "images.npy", made)
+    np.save(tmp_path / "labels.npy", np.arange(N, dtype=np.uint8))
+    np.save(tmp_path / "boxes.npy", np.arange(4 * N, dtype=np.float32).reshape(N, 4))
+    return made
+
+
+@pytest.mark.parametrize("extension", [True, False])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_items(
+    chain: str, extension: bool, pixels: np.ndarray[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not extension:
+        monkeypatch.setattr(native, "_jpeg", None)
+    source = ArrayDataset(str(tmp_path / "images.npy"), labels=str(tmp_path / "labels.npy"), seed=3)
+    transform = CHAINS[chain] if chain != "crop" else [RandomCrop(10, padding=4, fill=(1, 2, 3)), HorizontalFlip()]
+    dataset = ImageDataset(source, transform=transform)
+    steps = Compose(transform or [])
+    rows, keys = source.rows(range(N)), source.keys(range(N))
+    images, labels = next(iter(DataLoader(dataset, N)))
+    assert labels.dtype is torch.int64
+    for index, (row, key) in enumerate(zip(rows.tolist(), keys, strict=True)):
+        with sample_scope(key):
+            expected = steps(torch.from_numpy(pixels[row]).permute(2, 0, 1))
+        image, label = dataset[index]
+        assert (label, int(labels[index])) == (row, row)
+        assert torch.equal(image, expected)
+        assert torch.equal(images[index], expected)
+        assert images[index].stride() == image.stride()
+    for loader in (TorchDataLoader(dataset, 7), DataLoader(dataset, 7, num_workers=1), DataLoader(dataset, N, seed=1)):
+        parts = [batch[0] for batch in loader]
+        assert loader.batch_size == N or torch.equal(torch.cat(parts), images)
+    items = next(iter(DataLoader(pickle.loads(pickle.dumps(dataset)), N, collate_fn=list)))
+    assert torch.equal(torch.stack([image for image, _ in items]), images)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+def test_a_batch_has_no_items(pixels: np.ndarray[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy"), seed=3), transform=[RandomCrop(8)])
+    monkeypatch.setattr(ImageDataset, "load_samples", None)
+    assert next(iter(DataLoader(dataset, 5))).shape == (5, 3, 8, 8)
+    assert next(iter(DataLoader(Subset(dataset, [3, 4, 9]), 3))).shape == (3, 3, 8, 8)
+
+
+def test_labels(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    path = str(tmp_path / "images.npy")
+    alone = ImageDataset(ArrayDataset(path, shuffle="none"))
+    assert np.array_equal(alone[4].permute(1, 2, 0), pixels[4])
+    assert torch.equal(next(iter(DataLoader(alone, 3)))[2], alone[2])
+    with pytest.raises(ConfigError, match="row=True needs labels"):
+        ImageDataset(ArrayDataset(path), row=True)
+    boxes = ImageDataset(ArrayDataset(path, labels=str(tmp_path / "boxes.npy"), shuffle="none"), row=True)
+    image, box, row = boxes[5]
+    assert (box.tolist(), row) == ([20, 21, 22, 23], 5)
+    found = next(iter(DataLoader(boxes, 6)))
+    assert [part.dtype for part in found] == [torch.uint8, torch.float32, torch.int64]
+    assert torch.equal(found[1][5], box)
+    assert torch.equal(found[0][5], image)
+
+
+@pytest.mark.parametrize("shape", [(14, 10), (14, 10, 1)])
+def test_grey_images(shape: tuple[int, ...], tmp_path: Path) -> None:
+    made = np.random.default_rng(0).integers(0, 256, (N, *shape), np.uint8)
+    np.save(tmp_path / "images.npy", made)
+    dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy"), seed=1), transform=[RandomCrop(8), ToTensor()])
+    batch = next(iter(DataLoader(dataset, 6)))
+    assert batch.shape == (6, 1, 8, 8)
+    assert torch.equal(batch[3], dataset[3])
+
+
+def test_size_and_flip(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    source = ArrayDataset(str(tmp_path / "images.npy"), seed=1)
+    plain = ImageDataset(source, size=(20, 6), flip=True)
+    chain = ImageDataset(source, transform=[Resize((20, 6)), HorizontalFlip()])
+    assert torch.equal(next(iter(DataLoader(plain, N))), next(iter(DataLoader(chain, N))))
+
+
+def test_errors(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    source = ArrayDataset(str(tmp_path / "images.npy"), labels=str(tmp_path / "labels.npy"), seed=1)
+    with pytest.raises(ConfigError, match=r"uint8 rows of .*float32"):
+        ImageDataset(ArrayDataset(str(tmp_path / "boxes.npy")))
+    with pytest.raises(ConfigError, match="index="):
+        ImageDataset(source, index=True)
+    with pytest.raises(ImageError, match=r"images\.npy \.\.\.: row \d+.*smaller than the crop"):
+        next(iter(DataLoader(ImageDataset(source, transform=[RandomCrop(40)]), 4)))
