@@ -13,16 +13,19 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 
-from penstock.datasets.loading import Item, LoadImage
+from penstock.datasets.arrays import ArrayDataset
+from penstock.datasets.loading import Item, LoadImage, plain_transform
+from penstock.datasets.pixel_rows import PixelRows
 from penstock.datasets.source_dataset import Empty, SourceDataset, SourceWrapper, load_into
 from penstock.datasets.stream import MPDataset
 from penstock.errors import ConfigError
-from penstock.images import native
 from penstock.images.decode import MAX_PIXELS
 from penstock.images.entries import ImageIndex, find_index
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
+from penstock.images.transforms.output import Form
 from penstock.manifest import Manifest
 from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch
@@ -41,8 +44,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     Args:
         source: a `Manifest` or its path, a `RankDataset`, `ServerDataset` or `RankServerDataset`; a `ShardDataset` or
             `ShardSet` (the first image of each sample, and its ``cls``); a `TableDataset` or `TableFiles` (the first
-            image column, and the label); an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (likewise); or an
-            `MPDataset` (the result is then iterable-style).
+            image column, and the label); an `MDSDataset` or `MDSFolder` with ``images="bytes"`` (likewise); an
+            `ArrayDataset` of pixels (see below); or an `MPDataset` (the result is then iterable-style).
         index: an index of entries. It makes decoding of crops faster, with the same pixels. A path: this index
             (`penstock images index`). True: the index beside the manifest, else the learned one. "learn": use both;
             missing entries are learned while you train (0.5 ms per image, once) and stored in the manifest's
@@ -66,12 +69,16 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     With the default collate function, a loader writes images of one size directly into the batch, without a further
     copy. An image's pixels depend only on its record and its key, not on its batch. If an image is shrunk to half its
     size or less, the pixels also depend on whether the C extension is installed (see `penstock.images.region`).
+
+    Rows of an `ArrayDataset` are images if they are uint8 of (height, width, 3), (height, width, 1) or (height, width).
+    A label that is one integer becomes an int. Without ``labels=``, an item is the image alone.
     """
 
     # Decoding releases the GIL, but not for long enough: threads would wait for each other (docs/performance.md).
     releases_gil = False
     channels_last = True
     fills_rows = True
+    makes_batches = True
 
     def __new__(cls, source: Any, **options: Any) -> ImageDataset:
         """Return an iterable-style dataset for an iterable-style source, else a map-style dataset."""
@@ -95,6 +102,12 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         if isinstance(source, str | os.PathLike):
             source = Manifest.open(source, storage=storage)
         kind = type(source).__name__
+        self._rows = PixelRows(source) if isinstance(source, ArrayDataset) else None
+        self._has_labels = self._rows is None or source.labels is not None
+        if row and not self._has_labels:
+            raise ConfigError("row=True needs labels: without them, an item of an ArrayDataset is the image alone")
+        if self._rows is not None and transform is None:
+            transform, size, flip = plain_transform(size, flip), None, False
         if not hasattr(source, "records"):
             raise ConfigError(
                 f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}"
@@ -110,6 +123,11 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
             storage = manifest.storage
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
         self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(manifest, source, index), **how)
+        if self._rows is not None and self.load.transform is not None:
+            height, width, channels = self._rows.shape
+            form = self.load.transform.leaves(Form((height, width)))
+            self.load.form = form.row if channels == 3 else None
+        self.makes_batches = self._rows is not None and self.load.draws is not None and type(self).makes_batches
 
     @property
     def pure(self) -> bool:
@@ -141,6 +159,25 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         keys = source.keys(indices) if isinstance(source, SourceDataset) and not in_sample() else None
         return ImageDataset.load_samples(self, indices, keys)
 
+    def fetch_batch(
+        self, indices: Sequence[int], keys: Sequence[int], empty: Empty, place: MiniEpoch | None = None
+    ) -> Any:
+        """Return the images of arrays at several indices, and their labels. See `BatchedDataset`."""
+        load, arrays, rows = self.load, self._rows, self.source._rows_of_batch(indices, place)
+        form, transform = load.form, load.transform
+        assert arrays is not None
+        assert form is not None
+        assert transform is not None
+        pixels, labels = arrays.pixels(rows), arrays.labels(rows, empty)
+        images = empty((len(rows), *form[0]), form[1])
+        for number in np.flatnonzero(~load.draw(pixels, keys, images)).tolist():
+            load_each(partial(load, out=images[number]), arrays.records(rows[[number]]), [keys[number]])
+        if transform.form.channels_last:
+            images = images.permute(0, 3, 1, 2)
+        if labels is None:
+            return images
+        return [images, labels, torch.tensor(rows)] if load.row else [images, labels]
+
     def load_samples(
         self,
         indices: Sequence[int],
@@ -155,25 +192,31 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         """
         rows = np.asarray(indices, dtype=np.int64)
         source = self.source
-        # For tables, `records` would decode the images; for shards, `image_records` also returns the entries.
-        read = getattr(source, "image_records", source.records)
-        records = read(rows) if place is None else read(rows, place)
+        records: Any
+        if self._rows is not None:
+            records = self._rows.records(source.rows(rows, place))
+        else:
+            # For tables, `records` would decode the images; for shards, `image_records` also returns the entries.
+            read = getattr(source, "image_records", source.records)
+            records = read(rows) if place is None else read(rows, place)
         if records and isinstance(records[0], dict):
             records = [SampleRecord(sample) for sample in records]
         if records and type(records[0]) is SampleRecord and self.load.row:
             raise ConfigError("row=True: samples of shards have keys instead of rows: leave row= out")
-        # A subclass may not accept data= and out=.
-        if type(self.load) is not LoadImage:
-            return load_each(self.load, records, keys)
         several = len(records) > 1 and not isinstance(records[0], SampleRecord)
         form = None if into is None else self.load.form
-        if several and all(is_remote(record.path) for record in records):
+        # A subclass may not accept data= and out=.
+        if type(self.load) is not LoadImage:
+            items = load_each(self.load, records, keys)
+        elif several and all(is_remote(record.path) for record in records):
             storage = self.load.storage or Storage()
             with closing(storage.read_ahead([record.path for record in records])) as ahead:
-                return load_into(partial(self.load, data=partial(next, ahead)), form, records, keys, into)
-        if keys is not None and len(records) > 1 and self.load.draws is not None and native.is_available():
-            return self.load.load_batch(records, keys, into)
-        return load_into(self.load, form, records, keys, into)
+                items = load_into(partial(self.load, data=partial(next, ahead)), form, records, keys, into)
+        elif keys is not None and len(records) > 1 and self.load.draws is not None:
+            items = self.load.load_batch(records, keys, into)
+        else:
+            items = load_into(self.load, form, records, keys, into)
+        return items if self._has_labels else [item[0] for item in items]
 
 
 class _ImageStream(HasClasses, MPDataset):

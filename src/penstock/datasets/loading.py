@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.datasets.pixel_rows import PixelRecord
 from penstock.errors import ConfigError, ImageError
 from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode, read_bytes
@@ -27,7 +28,7 @@ from penstock.images.jpeg import frame_size
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.batch import Batch
-from penstock.images.transforms.canvas import Canvas
+from penstock.images.transforms.canvas import ArraySource, Canvas, PixelSource
 from penstock.images.transforms.output import BYTES, Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, outward, render
@@ -37,7 +38,9 @@ from penstock.stages import account, spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
-__all__ = ["EncodedImage", "Item", "LoadImage"]
+__all__ = ["EncodedImage", "Item", "LoadImage", "plain_transform"]
+
+Item = tuple[Any, ...]
 
 _JPEG = b"\xff\xd8"
 _SMALL = 1 << 14
@@ -46,8 +49,6 @@ of the time, and entries save more of it."""
 _AT_ONCE = 256
 """Images that are drawn together: a signal may have to wait for them."""
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-
-Item = tuple[Any, ...]
 
 
 class EncodedImage:
@@ -208,13 +209,18 @@ class LoadImage:
             )
         if target is not None and transform is None:
             # Masks and boxes follow the image only through transforms.
-            resizing = [] if self.size is None else [Resize(self.size)]
-            transform = Compose([*resizing, HorizontalFlip()] if flip else resizing)
+            transform = plain_transform(self.size, flip)
         self.index = index
         self.transform = transform
         self.target = target
         self.flip = flip
         self.row = row
+        self.form: tuple[tuple[int, ...], torch.dtype] | None = None
+        """Shape in memory, and dtype, of every image; None if they differ between images."""
+        if transform is not None:
+            self.form = transform.form.row
+        elif self.size is not None:
+            self.form = (*self.size, 3), torch.uint8
         repeats = target is None or bool(getattr(target, "pure", False))
         self.pure = repeats and (transform is None or transform.pure)
 
@@ -223,16 +229,9 @@ class LoadImage:
         given = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) not in (None, False)]
         return f"LoadImage({', '.join(given)})"
 
-    @property
-    def form(self) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """Shape in memory, and dtype, of every image; None if they differ between images."""
-        if self.transform is not None:
-            return self.transform.form.row
-        return None if self.size is None else ((*self.size, 3), torch.uint8)
-
     def __call__(
         self,
-        record: Record | SampleRecord | dict[str, Any],
+        record: Record | SampleRecord | PixelRecord | dict[str, Any],
         data: Callable[[], bytes] | None = None,
         out: torch.Tensor | None = None,
     ) -> Item:
@@ -249,6 +248,7 @@ class LoadImage:
             data = record.read
         label: Any = record.label
         if self.transform is None:
+            assert not isinstance(record, PixelRecord)
             image = self._plain(record, data, out).permute(2, 0, 1)
         else:
             image, label = self._transformed(self.transform, record, data, out)
@@ -257,12 +257,14 @@ class LoadImage:
     @property
     def draws(self) -> int | None:
         """How many random numbers `load_batch` draws for an image at most; None if it does not support this object."""
-        plain = self.target is None and not isinstance(self.index, ImageIndex) and type(self) is LoadImage
-        return self.transform.draws if plain and self.transform is not None and self.form is not None else None
+        chosen = native.is_available() and type(self) is LoadImage
+        if not chosen or self.transform is None or self.form is None or self.target is not None:
+            return None
+        return None if isinstance(self.index, ImageIndex) else self.transform.draws
 
     def load_batch(
         self,
-        records: Sequence[Record | SampleRecord],
+        records: Sequence[Record | SampleRecord | PixelRecord],
         keys: Sequence[int],
         into: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None,
     ) -> list[Item]:
@@ -273,24 +275,17 @@ class LoadImage:
             keys: of the samples' generators.
             into: allocates memory for the images; by default, each has its own.
         """
-        transform, form = self.transform, self.form
-        assert transform is not None
-        assert transform.draws is not None
-        assert form is not None
-        shape = len(records), *form[0]
-        rows = torch.empty(shape, dtype=form[1]) if into is None else into(shape, form[1])
-        images = (rows.permute(0, 3, 1, 2) if transform.form.channels_last else rows).unbind()
+        assert self.transform is not None
+        assert self.form is not None
+        shape = len(records), *self.form[0]
+        rows = torch.empty(shape, dtype=self.form[1]) if into is None else into(shape, self.form[1])
+        images = (rows.permute(0, 3, 1, 2) if self.transform.form.channels_last else rows).unbind()
         items: list[Item] = []
         for begin in range(0, len(records), _AT_ONCE):
             some = slice(begin, begin + _AT_ONCE)
-            files = _read_small(records[some], keys[some])
-            start = account.clock()
-            sizes = native.sizes_of(files)
-            batch = Batch(sizes[:, 0], sizes[:, 1], native.uniform(np.array(keys[some], np.uint64), transform.draws))
-            transform.plan(batch)
-            spent("augment", account.clock() - start)
-            drawn = batch.draw(files, rows[some], sizes, self.max_pixels).tolist()
-            for number, done in enumerate(drawn, begin):
+            pixels = [record.pixels for record in records[some] if isinstance(record, PixelRecord)]
+            sources = np.stack(pixels) if pixels else _read_small(records[some], keys[some])
+            for number, done in enumerate(self.draw(sources, keys[some], rows[some]).tolist(), begin):
                 record, image = records[number], images[number] if into is not None else images[number].clone()
                 if done:
                     items.append((image, record.label, record.row) if self.row else (image, record.label))
@@ -298,6 +293,30 @@ class LoadImage:
                     load = partial(self, out=None if into is None else rows[number])
                     items += load_each(load, [record], [keys[number]])
         return items
+
+    def draw(
+        self, sources: list[bytes] | npt.NDArray[np.uint8], keys: Sequence[int], out: torch.Tensor
+    ) -> npt.NDArray[np.bool_]:
+        """Transform images together into the rows of `out`; return which of them could be.
+
+        Args:
+            sources: JPEG files, or pixels (images, height, width, 3).
+            keys: of the samples' generators.
+            out: the images, with the layout in memory and the dtype of `form`.
+        """
+        transform, clock = self.transform, account.clock
+        assert transform is not None
+        assert transform.draws is not None
+        start, sizes = clock(), None
+        if isinstance(sources, np.ndarray):
+            height, width = (np.full(len(sources), side) for side in sources.shape[1:3])
+        else:
+            sizes = native.sizes_of(sources)
+            width, height = sizes[:, 0], sizes[:, 1]
+        batch = Batch(width, height, native.uniform(np.array(keys, np.uint64), transform.draws))
+        transform.plan(batch)
+        spent("augment", clock() - start)
+        return batch.draw(sources, out, sizes, self.max_pixels)
 
     def _plain(
         self, record: Record | SampleRecord, data: Callable[[], bytes] | None, out: torch.Tensor | None
@@ -324,21 +343,25 @@ class LoadImage:
     def _transformed(
         self,
         transform: Compose,
-        record: Record | SampleRecord,
+        record: Record | SampleRecord | PixelRecord,
         data: Callable[[], bytes] | None,
         out: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Any]:
-        encoded = read_bytes(record.path, storage=self.storage, data=data)
-        index, find_entries = self.index, None
-        if index is not False and isinstance(record, SampleRecord):
-            if index is not None:
-                raise ConfigError(
-                    f"{record!r}: index= is for images of a manifest, and samples of shards have no row in one"
-                )
-            find_entries = None if record.entries is None else partial(record.entries, encoded)
-        elif index is not False and index is not None:
-            find_entries = partial(index.entries, record.row, encoded)
-        source = EncodedImage(encoded, record.path, self.max_pixels, find_entries)
+        source: PixelSource
+        if isinstance(record, PixelRecord):
+            source = ArraySource(record.pixels)
+        else:
+            encoded = read_bytes(record.path, storage=self.storage, data=data)
+            index, find_entries = self.index, None
+            if index is not False and isinstance(record, SampleRecord):
+                if index is not None:
+                    raise ConfigError(
+                        f"{record!r}: index= is for images of a manifest, and samples of shards have no row in one"
+                    )
+                find_entries = None if record.entries is None else partial(record.entries, encoded)
+            elif index is not False and index is not None:
+                find_entries = partial(index.entries, record.row, encoded)
+            source = EncodedImage(encoded, record.path, self.max_pixels, find_entries)
         if self.target is None:
             targets = {}
         else:
@@ -360,7 +383,7 @@ class LoadImage:
             return canvas.tensor, record.label if self.target is None else close_target(canvas, targets)
 
 
-def _read_small(records: Sequence[Record | SampleRecord], keys: Sequence[int]) -> list[bytes]:
+def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Sequence[int]) -> list[bytes]:
     """Return the files of images; none of those that are loaded alone: large, remote or unreadable ones."""
     files = []
     clock = account.clock
@@ -384,6 +407,11 @@ def _read_small(records: Sequence[Record | SampleRecord], keys: Sequence[int]) -
             files.append(data if small else b"")
     spent("read", clock() - start)
     return files
+
+
+def plain_transform(size: int | tuple[int, int] | None, flip: bool) -> Compose:
+    """Return the transform that resizes and mirrors images."""
+    return Compose([*([] if size is None else [Resize(size)]), *([HorizontalFlip()] if flip else [])])
 
 
 def _height_and_width(size: Any) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, RankDataset
+from penstock.datasets.pixel_rows import PixelRecord
 from penstock.errors import ImageError
 from penstock.images import native
 from penstock.images.sample_record import SampleRecord
@@ -108,11 +109,16 @@ def into(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-@given(chain=chains, base=st.integers(0, 2**64 - 100), given_memory=st.booleans())
-def test_a_batch_is_its_images_one_by_one(chain: list[Any], base: int, given_memory: bool) -> None:
+@given(
+    chain=chains, base=st.integers(0, 2**64 - 100), of=st.sampled_from(["files", "pixels"]), given_memory=st.booleans()
+)
+def test_a_batch_is_its_images_one_by_one(chain: list[Any], base: int, of: str, given_memory: bool) -> None:
     load = LoadImage(transform=chain)
     assert load.draws is not None
-    records = [record(data, number) for number, data in enumerate(files())]
+    records: list[Any] = [record(data, number) for number, data in enumerate(files())]
+    if of == "pixels":
+        pixels = np.random.default_rng(0).integers(0, 256, (8, 34, 29, 3), np.uint8)
+        records = [PixelRecord("a.npy", number, number, image) for number, image in enumerate(pixels)]
     keys = [base + 7 * number for number in range(len(records))]
     items = load.load_batch(records, keys, into if given_memory else None)
     for one, key, (image, label) in zip(records, keys, items, strict=True):

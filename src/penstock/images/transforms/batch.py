@@ -14,7 +14,7 @@ transforms it with a `Canvas`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import length_hint
 from typing import Any, TypeAlias, TypeVar
 
@@ -28,13 +28,18 @@ from penstock.images.transforms.output import BYTES, Conversion, as_bits, look_u
 from penstock.images.transforms.view import Filter
 from penstock.stages import account, spent
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Chosen", "pair"]
 
 T = TypeVar("T")
 
 Chosen: TypeAlias = npt.NDArray[np.bool_]
-Numbers: TypeAlias = npt.NDArray[Any]
-"""An integer or a float for each image."""
+Pairs: TypeAlias = npt.NDArray[Any]
+"""(2, images) of x and y; or (2, 1), for all images."""
+
+
+def pair(height: int, width: int) -> Pairs:
+    """Return a size for all images."""
+    return np.array([[width], [height]])
 
 
 class Batch:
@@ -45,89 +50,95 @@ class Batch:
         numbers: (images, `Compose.draws`): the first random numbers of each image's generator.
 
     Attributes:
-        width, height: current sizes.
+        size: (2, images) of current widths and heights.
         declined: images for which a step needs pixels. Their other values have no meaning.
+        resized: images that were resized.
         conversion: the conversion of the pixels at the end; None: no conversion.
     """
 
-    def __init__(self, width: Numbers, height: Numbers, numbers: npt.NDArray[np.float64]) -> None:
+    def __init__(self, width: npt.NDArray[Any], height: npt.NDArray[Any], numbers: npt.NDArray[np.float64]) -> None:
         self.declined: Chosen = width == 0
-        self.width, self.height = np.maximum(width, 1).astype(np.int64), np.maximum(height, 1).astype(np.int64)
+        self.size: Pairs = np.maximum(np.array([width, height], np.int64), 1)
+        self.resized: Chosen = np.zeros(len(width), bool)
         self.conversion: Conversion | None = None
         self._numbers = numbers
-        self._rows, self._drawn = np.arange(len(width)), np.zeros(len(width), np.int64)
-        # As in `View`: the part of each image that is drawn, and its flips.
-        self._left, self._top = np.zeros(len(width)), np.zeros(len(width))
-        self._right, self._bottom = self.width.astype(np.float64), self.height.astype(np.float64)
-        self._sideways, self._upside_down = np.zeros(len(width), bool), np.zeros(len(width), bool)
-        self.resized: Chosen = np.zeros(len(width), bool)
+        self._drawn: int | npt.NDArray[np.int64] = 0  # of the numbers, by all images or by each
+        # As in `View`: the box that is drawn, from left and top to right and bottom, and its flips.
+        self._from, self._to = np.zeros(self.size.shape), self.size.astype(np.float64)
+        self._flips: Pairs = np.zeros(self.size.shape, bool)
         self._filter: tuple[Filter, bool] | None = None
-        # As in `Border`: (left, top, right, bottom) of pixels beside that part.
-        self._border: npt.NDArray[np.int64] | None = None
-        self._bordered: Chosen = np.zeros(len(width), bool)
+        # As in `Border`: pixels at left and top, and at right and bottom; None if no image has a border.
+        self._border: tuple[Pairs, Pairs] | None = None
+        self._bordered: Chosen = self.resized
         self._fill: float | tuple[float, ...] = 0
 
     def random(self, chosen: Chosen | None = None) -> npt.NDArray[np.float64]:
         """Draw a random number for each image; images that are not `chosen` draw none, and their numbers are any."""
-        found: npt.NDArray[np.float64] = self._numbers[self._rows, self._drawn]
-        self._drawn += 1 if chosen is None else chosen
+        drawn = self._drawn
+        if chosen is not None and isinstance(drawn, int):
+            drawn = np.full(len(chosen), drawn)
+        found: npt.NDArray[np.float64]
+        found = self._numbers[:, drawn] if isinstance(drawn, int) else self._numbers[np.arange(len(drawn)), drawn]
+        self._drawn = drawn + (1 if chosen is None else chosen)
         return found
 
-    def chosen(self, p: float) -> Chosen:
-        """Choose images with a probability, as steps that draw only for a probability below 1."""
-        return self.random() < p if p < 1 else ~self.declined
+    def choose(self, p: float) -> Chosen | None:
+        """Choose images with a probability, as steps that draw only for a probability below 1; None: all."""
+        return self.random() < p if p < 1 else None
 
     def draw_each(self, draw: Callable[[int, int, Callable[[], float]], T], default: T) -> list[T]:
         """Return ``draw(height, width, random)`` of each image, and `default` of declined ones."""
-        results = [default] * len(self.declined)
+        results, drawn = [default] * len(self.declined), np.zeros(len(self.declined), np.int64) + self._drawn
         for row in np.flatnonzero(~self.declined).tolist():
-            numbers = self._numbers[row].tolist()
-            left = iter(numbers[self._drawn[row] :])
-            results[row] = draw(int(self.height[row]), int(self.width[row]), left.__next__)
-            self._drawn[row] = len(numbers) - length_hint(left)
+            numbers = self._numbers[row, drawn[row] :].tolist()
+            left = iter(numbers)
+            results[row] = draw(int(self.size[1, row]), int(self.size[0, row]), left.__next__)
+            drawn[row] += len(numbers) - length_hint(left)
+        self._drawn = drawn
         return results
 
     def decline(self, chosen: Chosen) -> None:
         """Decline images."""
         self.declined = self.declined | chosen
 
-    def crop(self, chosen: Chosen, top: Numbers, left: Numbers, height: Numbers | int, width: Numbers | int) -> None:
-        """Crop images to parts of them, in their pixels."""
+    def crop(self, chosen: Chosen | None, start: Pairs, size: Pairs) -> None:
+        """Crop images (None: all) to parts of them, in their pixels."""
+        chosen = ~self.declined if chosen is None else chosen & ~self.declined
         self.decline(chosen & self._bordered)
         chosen = chosen & ~self.declined
-        left = np.where(self._sideways, self.width - left - width, left)
-        top = np.where(self._upside_down, self.height - top - height, top)
-        across, down = (self._right - self._left) / self.width, (self._bottom - self._top) / self.height
-        left, top = self._left + left * across, self._top + top * down
-        self._right = np.where(chosen, np.minimum(self._right, left + width * across), self._right)
-        self._bottom = np.where(chosen, np.minimum(self._bottom, top + height * down), self._bottom)
-        self._left, self._top = np.where(chosen, left, self._left), np.where(chosen, top, self._top)
-        self.width, self.height = np.where(chosen, width, self.width), np.where(chosen, height, self.height)
+        start = np.where(self._flips, self.size - start - size, start)
+        step = (self._to - self._from) / self.size
+        begin = self._from + start * step
+        self._to = np.where(chosen, np.minimum(self._to, begin + size * step), self._to)
+        self._from = np.where(chosen, begin, self._from)
+        self.size = np.where(chosen, size, self.size)
 
-    def window(
-        self, chosen: Chosen, top: Numbers, left: Numbers, height: int, width: int, *, constant: bool, fill: Any
-    ) -> None:
-        """Crop images to parts that may lie outside of them. Pixels there are `fill` if the border is `constant`."""
-        right, bottom = left + width - self.width, top + height - self.height
-        border = np.maximum(0, np.stack([-left, -top, right, bottom], axis=1))
-        outside = chosen & border.any(axis=1)
-        inner_height, inner_width = height - border[:, 1] - border[:, 3], width - border[:, 0] - border[:, 2]
-        empty = (inner_height < 1) | (inner_width < 1)
-        # Images have a border already, or pixels beside the visible ones are needed.
-        unplanned = empty | self.resized | (not constant) | (self._border is not None and self._fill != fill)
+    def window(self, chosen: Chosen | None, start: Pairs, size: Pairs, *, constant: bool, fill: Any) -> None:
+        """Crop images (None: all) to parts that may lie outside of them, with pixels `fill` in a `constant` border."""
+        before, after = np.maximum(0, -start), np.maximum(0, start + size - self.size)
+        outside: Chosen = (before + after).any(axis=0)
+        outside = outside & ~self.declined if chosen is None else outside & ~self.declined & chosen
+        inner = size - before - after
+        # Pixels are needed for a second border, and beside the visible ones of a resized image.
+        unplanned = self.resized | (inner < 1).any(axis=0)
+        if not constant or (self._border is not None and self._fill != fill):
+            unplanned = outside
         self.decline(outside & unplanned)
-        self.crop(chosen, np.maximum(0, top), np.maximum(0, left), inner_height, inner_width)
+        self.crop(chosen, np.maximum(0, start), inner)
         outside = outside & ~self.declined
         if not outside.any():
             return
-        kept = np.zeros_like(border) if self._border is None else self._border
-        self._border, self._fill = np.where(outside[:, None], border, kept), fill
+        if self._border is not None:
+            before, after = (np.where(outside, *both) for both in zip((before, after), self._border, strict=True))
+        else:
+            before, after = before * outside, after * outside
+        self._border, self._fill = (before, after), fill
         self._bordered = self._bordered | outside
-        self.width, self.height = np.where(outside, width, self.width), np.where(outside, height, self.height)
+        self.size = np.where(outside, size, self.size)
 
-    def resize(self, height: Numbers | int, width: Numbers | int, *, interpolation: Filter, antialias: bool) -> None:
+    def resize(self, size: Pairs, *, interpolation: Filter, antialias: bool) -> None:
         """Resize images. Those of this size stay as they are."""
-        chosen = ((height != self.height) | (width != self.width)) & ~self.declined
+        chosen = (self.size != size).any(axis=0) & ~self.declined
         how = interpolation, antialias
         if interpolation == "nearest" or self._filter not in (None, how):
             self.decline(chosen)
@@ -136,20 +147,21 @@ class Batch:
         if chosen.any():
             self._filter = how
         self.resized = self.resized | chosen
-        self.width, self.height = np.where(chosen, width, self.width), np.where(chosen, height, self.height)
+        self.size = np.where(chosen, size, self.size)
 
     def mirror(self, chosen: Chosen, *, upside_down: bool = False) -> None:
         """Mirror images left to right, or upside down."""
-        if upside_down:
-            self._upside_down = self._upside_down ^ chosen
-        else:
-            self._sideways = self._sideways ^ chosen
+        axis = int(upside_down)
+        self._flips[axis] ^= chosen
         if self._border is not None:
-            mirrored = self._border[:, [0, 3, 2, 1] if upside_down else [2, 1, 0, 3]]
-            self._border = np.where(chosen[:, None], mirrored, self._border)
+            before, after = self._border
+            before[axis], after[axis] = (
+                np.where(chosen, after[axis], before[axis]),
+                np.where(chosen, before[axis], after[axis]),
+            )
 
     def draw(
-        self, sources: Sequence[bytes] | npt.NDArray[np.uint8], out: torch.Tensor, sizes: Any, max_pixels: int
+        self, sources: list[bytes] | npt.NDArray[np.uint8], out: torch.Tensor, sizes: Any, max_pixels: int
     ) -> Chosen:
         """Draw all images into rows of `out`, which has their layout in memory; return which of them were drawn.
 
@@ -158,16 +170,16 @@ class Batch:
             sizes: int32 (images, 2) of width and height, which the files were found to have; None for pixels.
             max_pixels: files with more pixels are not drawn.
         """
-        conversion = self.conversion or BYTES
-        boxes = np.stack([self._left, self._top, self._right, self._bottom], axis=1)
-        flips = np.stack([self._sideways, self._upside_down], axis=1)
+        conversion, declined = self.conversion or BYTES, self.declined
+        boxes = np.concatenate([self._from, self._to]).T
         inside = fill = None
         if self._border is not None:
-            inside = np.ascontiguousarray(self._border[:, [1, 0, 3, 2]], np.int32)
-            inside[:, 2:] = out.shape[1:3] if conversion.channels_last else out.shape[2:]
-            inside[:, 2:] -= self._border[:, [3, 2]]
-            fill = np.ascontiguousarray(np.broadcast_to(fill_bits(self._fill, conversion).reshape(-1), 3))
-        declined = self.declined
+            before, after = self._border
+            height, width = out.shape[1:3] if conversion.channels_last else out.shape[2:]
+            inside = np.array([before[1], before[0], height - after[1], width - after[0]], np.int32).T
+            bits = fill_bits(self._fill, conversion)
+            fill = np.empty(3, bits.dtype)
+            fill[:] = bits.reshape(-1)
         if declined.any():
             boxes[declined] = 0, 0, 1, 1
             if inside is not None:
@@ -179,10 +191,10 @@ class Batch:
         start = account.clock()
         states, resizing = native.draw_batch(
             sources,
-            boxes,
+            np.ascontiguousarray(boxes),
             as_bits(out),
-            flips=flips,
-            inside=inside,
+            flips=np.ascontiguousarray(self._flips.T),
+            inside=None if inside is None else np.ascontiguousarray(inside),
             fill=fill,
             table=None if conversion.dtype is torch.uint8 else look_up_table(conversion, 3),
             interpolation=interpolation,

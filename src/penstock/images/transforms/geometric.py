@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, ImageError
 from penstock.images.transforms.base import Size, Transform, bernoulli, check_bool, check_probability, check_size
-from penstock.images.transforms.batch import Batch
+from penstock.images.transforms.batch import Batch, Chosen, pair
 from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
@@ -111,9 +111,9 @@ class RandomResizedCrop(Transform):
 
     def plan(self, batch: Batch) -> None:
         batch.decline(batch.resized)
-        top, left, height, width = np.array(batch.draw_each(self._box, (0, 0, 1, 1))).reshape(-1, 4).T
-        batch.crop(~batch.declined, top, left, height, width)
-        batch.resize(*self.size, interpolation=self.interpolation, antialias=self.antialias)
+        boxes = np.array(batch.draw_each(self._box, (0, 0, 1, 1))).reshape(-1, 4).T
+        batch.crop(None, boxes[1::-1], boxes[:1:-1])
+        batch.resize(pair(*self.size), interpolation=self.interpolation, antialias=self.antialias)
 
     def _box(self, height: int, width: int, random: Callable[[], float]) -> tuple[int, int, int, int]:
         """Return (top, left, height, width) of the crop."""
@@ -157,10 +157,10 @@ class CenterCrop(Transform):
     draws = 1
 
     def plan(self, batch: Batch) -> None:
-        (height, width), chosen = self.size, batch.chosen(self.p)
-        batch.decline(chosen & ((batch.height < height) | (batch.width < width)))
-        top, left = np.rint((batch.height - height) / 2), np.rint((batch.width - width) / 2)
-        batch.crop(chosen, top, left, height, width)
+        size, chosen = pair(*self.size), batch.choose(self.p)
+        smaller: Chosen = np.any(batch.size < size, axis=0)
+        batch.decline(smaller if chosen is None else smaller & chosen)
+        batch.crop(chosen, np.rint((batch.size - size) / 2), size)
 
     def leaves(self, form: Form) -> Form:
         return _cropped(form, self.size, self.p)
@@ -219,16 +219,16 @@ class RandomCrop(Transform):
     draws = 3
 
     def plan(self, batch: Batch) -> None:
-        (height, width), (left, top, right, bottom), chosen = self.size, self.padding, batch.chosen(self.p)
-        short = np.maximum(0, height - batch.height - top - bottom)
-        narrow = np.maximum(0, width - batch.width - left - right)
+        size, (left, top, right, bottom), chosen = pair(*self.size), self.padding, batch.choose(self.p)
+        padding = pair(top + bottom, left + right)
+        missing = np.maximum(0, size - batch.size - padding)
         if not self.pad_if_needed:
-            batch.decline(chosen & ((short > 0) | (narrow > 0)))
-        down = top + short + batch.height + bottom + short - height + 1
-        across = left + narrow + batch.width + right + narrow - width + 1
-        y = (batch.random(chosen) * down).astype(np.int64) - (top + short)
-        x = (batch.random(chosen) * across).astype(np.int64) - (left + narrow)
-        batch.window(chosen, y, x, height, width, constant=self.padding_mode == "constant", fill=self.fill)
+            smaller: Chosen = missing.any(axis=0)
+            batch.decline(smaller if chosen is None else smaller & chosen)
+        y, x = batch.random(chosen), batch.random(chosen)
+        room = batch.size + padding + 2 * missing - size + 1
+        start = (np.array([x, y]) * room).astype(np.int64) - missing - pair(top, left)
+        batch.window(chosen, start, size, constant=self.padding_mode == "constant", fill=self.fill)
 
     def leaves(self, form: Form) -> Form:
         return _cropped(form, self.size, self.p)
@@ -276,14 +276,12 @@ class Resize(Transform):
     draws = 0
 
     def plan(self, batch: Batch) -> None:
-        height: Any
-        width: Any
         if isinstance(self.size, tuple):
-            height, width = self.size
+            size = pair(*self.size)
         else:
-            sizes = zip(batch.height.tolist(), batch.width.tolist(), strict=True)
-            height, width = np.array([self._sides(*size, self.size) for size in sizes]).reshape(-1, 2).T
-        batch.resize(height, width, interpolation=self.interpolation, antialias=self.antialias)
+            sizes = zip(*batch.size[::-1].tolist(), strict=True)
+            size = np.array([self._sides(height, width, self.size) for height, width in sizes])[:, ::-1].T
+        batch.resize(size, interpolation=self.interpolation, antialias=self.antialias)
 
     def _sides(self, height: int, width: int, short: int | None) -> tuple[int, int]:
         least, most = min(height, width), max(height, width)
