@@ -44,7 +44,7 @@ INTERNAL = {
     *(f"penstock.tools.planning.{name}" for name in ("Dealing", "Packing", "check_dealing", "deal", "epochs_of")),
     *(f"penstock.tools.planning.{name}" for name in ("memory_of", "needs_of", "start_up_of")),
     *(f"penstock.tools.quality.{name}" for name in ("Invertible", "classes_in", "runs_in")),
-    *("penstock.images.region.draw_region", "penstock.images.sizes.MAX_ERRORS"),
+    "penstock.images.sizes.MAX_ERRORS",
 }
 LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src"}
 LOADED_RELATIONS = {"stylesheet", "icon", "preload", "preconnect", "modulepreload", "prefetch"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jpeg_support import LIMIT, SUBSAMPLINGS, by_opencv, jpeg, noise, with_frame
 
 from penstock.images import native
+from penstock.images.region import outward
 from penstock.images.resize import resize
-from penstock.images.transforms.view import outward
 from penstock.random import generator_from_key
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")

@@ -25,13 +25,14 @@ from penstock.images.decode import MAX_PIXELS, decode, read_bytes
 from penstock.images.entries import ImageIndex
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.jpeg import frame_size
+from penstock.images.region import decode_region, too_large
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import ArraySource, Canvas, PixelSource
 from penstock.images.transforms.output import BYTES, Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
-from penstock.images.transforms.view import Pixels, View, outward, render
+from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
 from penstock.random import generator, load_each, sample_scope, shown_record
 from penstock.stages import account, spent, stage
@@ -103,21 +104,30 @@ class EncodedImage:
             return out
         pixels, box = self._pixels, view.box
         if pixels is None:
+            height, width = self.size
             with stage("decode"):
-                height, width = self.size
-                pixels = decode(self._data, path=self._path, max_pixels=self._max_pixels, size=(width, height))
-                pixels, box = outward(pixels, box)
+                pixels, box = decode_region(
+                    self._data,
+                    box,
+                    target=view.size,
+                    path=self._path,
+                    max_pixels=self._max_pixels,
+                    size=(width, height),
+                    entries=self._entries,
+                )
         with stage("resize"):
             return render(pixels, box, view, out=out)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Draw a view and convert its pixels in one call of the C extension; return False if the extension cannot."""
         (left, top, right, bottom), (height, width) = view.box, self.size
-        if self._pixels is not None or not self._extension_draws or view.interpolation == "nearest":
+        if self._pixels is not None or not self._extension_draws:
             return False
         # If the view is nearly the whole image, entries save less time than hashing the file to look them up.
         if self._find_entries is not None and 16 * (right - left) * (bottom - top) <= 15 * height * width:
             self._entries, self._find_entries = self._find_entries(), None
+        if view.interpolation == "nearest":
+            return False
         clock = account.clock
         start = clock()
         try:
@@ -138,8 +148,7 @@ class EncodedImage:
             # A whole decode tolerates stray bytes, converts CMYK, and reports errors.
             resizing, self._extension_draws = 0.0, False
         except OverflowError as error:
-            limit = " (max_pixels=)" if "pixels" in str(error) else ""
-            raise ImageError(f"image {shown(str(self._path))!r}: {error}{limit}") from None
+            raise too_large(self._path, error) from None
         spent("decode", clock() - start - resizing)
         spent("resize", resizing)
         return self._extension_draws

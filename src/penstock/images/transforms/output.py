@@ -80,7 +80,7 @@ def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=64)
 def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
-    """Return the table of a conversion as (channels, 256), for `draw_region`.
+    """Return the table of a conversion as (channels, 256), for `draw_box`.
 
     Raises:
         ConfigError: the number of means does not match the channels.

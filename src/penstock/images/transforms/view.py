@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.images import native
-from penstock.images.region import Box
+from penstock.images.region import Box, outward
 from penstock.images.resize import resize
 
-__all__ = ["Filter", "Pixels", "View", "outward", "render"]
+__all__ = ["Filter", "Pixels", "View", "render"]
 
 Pixels: TypeAlias = npt.NDArray[Any]
 """(height, width, channels)."""
@@ -113,7 +113,8 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
     height, width = view.size
     if out is None:
         out = np.empty((height, width, source.shape[2]), source.dtype)
-    if native.is_available() and view.interpolation != "nearest" and source.dtype == np.uint8 and _is_picture(source):
+    is_picture = source.dtype == np.uint8 and source.shape[2] in (1, 3)
+    if native.is_available() and view.interpolation != "nearest" and is_picture:
         part, inner = outward(source, box)
         resize(part, inner, out, interpolation=view.interpolation, antialias=view.antialias, flipped=view.flipped)
         return out
@@ -137,17 +138,6 @@ def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -
         code = -1 if sideways and upside_down else 1 if sideways else 0
         cv2.flip(_flat(out), code, dst=_flat(out))
     return out
-
-
-def outward(source: Pixels, box: Box) -> tuple[Pixels, Box]:
-    """Return the box rounded outward to whole pixels, and the box in its coordinates."""
-    left, top, right, bottom = box
-    x, y = math.floor(left), math.floor(top)
-    return source[y : math.ceil(bottom), x : math.ceil(right)], (left - x, top - y, right - x, bottom - y)
-
-
-def _is_picture(source: Pixels) -> bool:
-    return source.shape[2] in (1, 3)
 
 
 def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
