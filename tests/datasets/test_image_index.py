@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from full_run import full_only
-from jpeg_support import SUBSAMPLINGS, jpeg, noise
+from jpeg_support import USUAL, jpeg, noise
 
 import penstock as ps
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset, ShardDataset
@@ -38,11 +38,11 @@ N = 24
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """JPEGs of all samplings and several sizes, and one that has no entries."""
+    """JPEGs of the usual samplings and several sizes, and one that has no entries."""
     folder = tmp_path_factory.mktemp("generated")
     for number in range(N - 1):
         image = noise(90 + 17 * number, 250 - 7 * number, number)
-        (folder / f"{number}.jpg").write_bytes(jpeg(image, SUBSAMPLINGS[number % len(SUBSAMPLINGS)]))
+        (folder / f"{number}.jpg").write_bytes(jpeg(image, USUAL[number % len(USUAL)]))
     (folder / f"{N - 1}.jpg").write_bytes(jpeg(noise(50, 60))[:-2] + b"\0\xff\xd9")
     return listed(folder / "train.txt", [folder / f"{number}.jpg" for number in range(N)])
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from full_run import full_only
-from jpeg_support import SUBSAMPLINGS, by_opencv, jpeg, noise
+from jpeg_support import USUAL, by_opencv, jpeg, noise
 
 import penstock as ps
 from penstock import DataLoader, ImageDataset, LoadImage, Mixture, ShardDataset, ShardSet, Subset
@@ -42,11 +42,11 @@ N = 24
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs of all samplings and several sizes, and one that has no entries."""
+    """JPEGs of the usual samplings and several sizes, and one that has no entries."""
     folder = tmp_path_factory.mktemp("files") / "in"
     (folder / "a class").mkdir(parents=True)
     for number in range(N):
-        data = jpeg(noise(90 + 17 * number, 250 - 7 * number, number), SUBSAMPLINGS[number % len(SUBSAMPLINGS)])
+        data = jpeg(noise(150 + 17 * number, 250 - 7 * number, number), USUAL[number % len(USUAL)])
         if number == N - 1:
             data = by_opencv(noise(90, 110), cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
         (folder / "a class" / f"{number:02d}.jpg").write_bytes(data)
