@@ -230,7 +230,7 @@ def entries_of(data: Data, *, step: int = 8) -> bytes | None:
     With them `decode_box` decodes a box of the same data without reading the data before it. Progressive,
     arithmetic-coded and damaged files have none, and files with restart markers need none.
 
-    Cost: two fifths of a decode. Size: 10 bytes an entry, about 3 % of a photograph with a `step` of 8.
+    Cost: two thirds of a decode. Size: 10 bytes an entry, about 3 % of a photograph with a `step` of 8.
     """
     out = bytearray(max(4096, len(data) // 16))
     size = _jpeg.entries(data, out, step)

@@ -50,7 +50,7 @@ def write_entries(shard: str) -> int:
     Raises `ConfigError` without the C extension, `ShardIOError` if the shard cannot be read or the index not be
     written, and the errors of `load_or_build`.
 
-    Cost: reads the images once, in two fifths of the time of decoding. Size: 3 % of the bytes of photographs.
+    Cost: reads the images once, in two thirds of the time of decoding. Size: 3 % of the bytes of photographs.
     """
     native.require("an index of entries needs")
     index, file = load_or_build(shard), File(shard, SHARD)

@@ -25,13 +25,16 @@ static void ycc_to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, l
 
 #if PST_AVX2_COMPILED
 
+#define ADD _mm256_add_epi16
+#define SUB _mm256_sub_epi16
+
 /* Factors that have more than 16 bits are split into a whole part and a rest, which does not change the sums. */
 
 /* (value * factor + 32768) >> 16, of small values. */
 PST_AVX2_INLINE __m256i scale(__m256i value, int factor)
 {
-    const __m256i twice = _mm256_mulhi_epi16(_mm256_add_epi16(value, value), _mm256_set1_epi16((short)factor));
-    return _mm256_srai_epi16(_mm256_add_epi16(twice, _mm256_set1_epi16(1)), 1);
+    const __m256i twice = _mm256_mulhi_epi16(ADD(value, value), _mm256_set1_epi16((short)factor));
+    return _mm256_srai_epi16(ADD(twice, _mm256_set1_epi16(1)), 1);
 }
 
 /* (a * factor_a + b * factor_b + 32768) >> 16 */
@@ -55,12 +58,10 @@ PST_AVX2 static void ycc_to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const 
     const __m256i middle = _mm256_set1_epi16(128);
     const __m128i pack = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
     for (long i = 0; i < count; i += 16, out += 48) {
-        const __m256i gray = load16(y + i), blue = _mm256_sub_epi16(load16(cb + i), middle),
-                      red = _mm256_sub_epi16(load16(cr + i), middle);
-        const __m256i r = _mm256_add_epi16(_mm256_add_epi16(gray, red), scale(red, CR_TO_R - 65536));
-        const __m256i g = _mm256_add_epi16(_mm256_sub_epi16(gray, red), scale_sum(blue, red, CB_TO_G, CR_TO_G + 65536));
-        const __m256i b =
-            _mm256_add_epi16(_mm256_add_epi16(gray, _mm256_add_epi16(blue, blue)), scale(blue, CB_TO_B - 2 * 65536));
+        const __m256i gray = load16(y + i), blue = SUB(load16(cb + i), middle), red = SUB(load16(cr + i), middle);
+        const __m256i r = ADD(ADD(gray, red), scale(red, CR_TO_R - 65536));
+        const __m256i g = ADD(SUB(gray, red), scale_sum(blue, red, CB_TO_G, CR_TO_G + 65536));
+        const __m256i b = ADD(ADD(gray, ADD(blue, blue)), scale(blue, CB_TO_B - 2 * 65536));
         /* Pixels 0 to 7 in the lower halves, 8 to 15 in the upper ones: red and green, then blue and nothing. */
         const __m256i rb = _mm256_packus_epi16(r, b), g0 = _mm256_packus_epi16(g, g);
         const __m256i rg = _mm256_unpacklo_epi8(rb, g0), b0 = _mm256_unpackhi_epi8(rb, g0);

@@ -1,29 +1,12 @@
-/* Decoding takes one table look-up for each coefficient: codes and the bits behind them are looked up together.
- * Skipping takes one for each run of symbols, and nothing is written: two fifths of the time.
- */
+/* Most coefficients take one table look-up: a code and the bits behind it are looked up together. */
 #include "huffman.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define END_OF_BLOCK 128 /* coefficients that the symbol EOB counts for, and more than those of a block */
 #define MAX_DC 2047      /* of 8 bits a sample */
-#define MAX_RUN_BITS (PST_LOOKUP_BITS + 15) /* of a run that is looked up: the last value may end behind these bits */
-
-/* Length | symbol << 8 of the next code, of which there are 16 bits; 0 if there is none. */
-static inline unsigned next_code(const pst_huffman_table *table, const pst_bits *bits)
-{
-    const unsigned found = table->codes[pst_bits_peek(bits, PST_LOOKUP_BITS)];
-    if (found)
-        return found;
-    const uint32_t ahead = pst_bits_peek(bits, 16);
-    unsigned length = PST_LOOKUP_BITS + 1;
-    while (length <= 16 && ahead >= table->limit[length])
-        length++;
-    if (length > 16)
-        return 0;
-    const int index = (int)(ahead >> (16 - length)) + table->offset[length];
-    return length | (unsigned)table->definition.symbols[index & 255] << 8;
-}
+#define MAX_SUM 5800     /* of a block's coefficients: below it, no sum of libjpeg's transform leaves 16 bits */
 
 /* The number that so many bits stand for. */
 static inline int extend(uint32_t bits, int size)
@@ -38,69 +21,55 @@ static inline unsigned advance_of(unsigned symbol)
     return size == 0 && run != 15 ? END_OF_BLOCK : run + 1;
 }
 
-/* Whether a block ends where the coefficient `k` would come next: with its last one, or by an EOB within it. */
-static inline int is_end(unsigned k)
-{
-    return k == 64 || (k >= END_OF_BLOCK && k < END_OF_BLOCK + 64);
-}
-
-/* The next symbol and its value; `*k`, a coefficient, goes on behind it. 0 if there is no such code. */
-static inline int decode_symbol(const pst_huffman_table *table, pst_bits *bits, unsigned *k, int *value)
+/* Decode the next symbol, for which `found` is looked up, without its value, or not at all. `*k`, a coefficient, goes
+ * on behind it. 0 if there is no such code. */
+static inline int decode_symbol(const pst_huffman_table *table, uint32_t found, pst_bits *bits, unsigned *k, int *value)
 {
     pst_bits_refill(bits);
-    const unsigned code = next_code(table, bits);
-    const int size = (int)(code >> 8 & 15);
-    pst_bits_drop(bits, (int)(code & 255));
+    unsigned length = found >> 8 & 255, symbol = found >> 16;
+    if (!length) {
+        const uint32_t ahead = pst_bits_peek(bits, 16);
+        length = PST_LOOKUP_BITS + 1;
+        while (length <= 16 && ahead >= table->limit[length])
+            length++;
+        if (length > 16)
+            return 0;
+        symbol = table->definition.symbols[((int)(ahead >> (16 - length)) + table->offset[length]) & 255];
+    }
+    const int size = (int)(symbol & 15);
+    pst_bits_drop(bits, (int)length);
     *value = size ? extend(pst_bits_peek(bits, size), size) : 0;
     pst_bits_drop(bits, size);
-    *k += advance_of(code >> 8);
-    return code != 0;
+    *k += advance_of(symbol);
+    return 1;
 }
 
-/* The next DC value. 0 if there is no such code. */
+/* Decode the next DC value. 0 if there is no such code. */
 static inline int decode_dc(pst_block_decoder *decoder, pst_bits *bits)
 {
     unsigned unused = 0;
-    int difference;
     pst_bits_refill(bits);
-    const int32_t found = decoder->dc->values[pst_bits_peek(bits, PST_LOOKUP_BITS)];
-    if (found) {
-        pst_bits_drop(bits, found & 255);
-        difference = found >> 16;
-    } else if (!decode_symbol(decoder->dc, bits, &unused, &difference))
+    const uint32_t found = decoder->dc->lookup[pst_bits_peek(bits, PST_LOOKUP_BITS)];
+    int difference = (int32_t)found >> 16;
+    if (found & 255)
+        pst_bits_drop(bits, (int)(found & 255));
+    else if (!decode_symbol(decoder->dc, found, bits, &unused, &difference))
         return 0;
     decoder->prediction += difference;
     return decoder->prediction >= -MAX_DC && decoder->prediction <= MAX_DC;
 }
 
-/* Bits | advance << 8 of as many AC symbols as fit, of which only the first may end behind the bits looked up. Where
- * not even that fits, the advance is more than any block has. */
-static uint32_t find_run(const pst_huffman_table *ac, uint32_t ahead)
-{
-    unsigned used = 0, passed = 0;
-    while (used < PST_LOOKUP_BITS && passed < END_OF_BLOCK) {
-        const unsigned code = ac->codes[ahead << used & ((1u << PST_LOOKUP_BITS) - 1)];
-        const unsigned length = code & 255, size = code >> 8 & 15, advance = advance_of(code >> 8);
-        if (!length || used + length > PST_LOOKUP_BITS || (used && used + length + size > PST_LOOKUP_BITS) ||
-            (advance < END_OF_BLOCK && passed + advance > 64))
-            break;
-        used += length + size;
-        passed += advance;
-    }
-    return used ? used | passed << 8 : 64 << 8;
-}
-
 /* Fill the look-ups that begin with a code. */
-static void fill_lookups(pst_huffman_table *table, unsigned code, unsigned length, unsigned symbol)
+static void fill_lookup(pst_huffman_table *table, unsigned code, unsigned length, unsigned symbol)
 {
     const unsigned behind = PST_LOOKUP_BITS - length, size = symbol & 15;
     for (unsigned k = 0; k < 1u << behind; k++) {
-        const unsigned ahead = (code << behind) + k;
-        table->codes[ahead] = (uint16_t)(length | symbol << 8);
+        uint32_t found = symbol << 16 | length << 8;
         if (size <= behind) {
             const int value = extend(k >> (behind - size), (int)size);
-            table->values[ahead] = (int32_t)((uint32_t)value << 16 | advance_of(symbol) << 8 | (length + size));
+            found = (uint32_t)value << 16 | advance_of(symbol) << 8 | (length + size);
         }
+        table->lookup[(code << behind) + k] = found;
     }
 }
 
@@ -113,20 +82,18 @@ void pst_huffman_build(pst_huffman_table *table, const pst_huffman_definition *d
     table->definition.size = definition->size;
     memcpy(table->definition.counts, definition->counts, 16);
     memcpy(table->definition.symbols, definition->symbols, size);
-    memset(table->codes, 0, sizeof table->codes);
-    memset(table->values, 0, sizeof table->values);
-    memset(table->runs, 0, sizeof table->runs);
+    memset(table->lookup, 0, sizeof table->lookup);
     unsigned code = 0, index = 0;
     for (unsigned length = 1; length <= 16; length++, code <<= 1) {
         table->offset[length] = (int32_t)index - (int32_t)code;
         for (unsigned i = 0; i < definition->counts[length - 1]; i++, code++, index++)
             if (length <= PST_LOOKUP_BITS)
-                fill_lookups(table, code, length, definition->symbols[index]);
+                fill_lookup(table, code, length, definition->symbols[index]);
         table->limit[length] = code << (16 - length);
     }
 }
 
-enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t factors[PST_PLACES],
+enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
                                 int16_t *block)
 {
     static const uint8_t natural_order[PST_PLACES] = {
@@ -140,50 +107,33 @@ enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *read
     pst_bits bits = reader->bits;
     if (!decode_dc(decoder, &bits))
         return PST_BLOCK_DAMAGED;
-    int value = decoder->prediction * factors[0], sum = value < 0 ? -value : value;
-    block[0] = (int16_t)value;
+    int value, sum = 0;
+    if (block) {
+        value = decoder->prediction * factors[0];
+        sum = abs(value);
+        block[0] = (int16_t)value;
+    }
     unsigned k = 1;
     do {
         pst_bits_refill(&bits);
         do {
-            const int32_t found = ac->values[pst_bits_peek(&bits, PST_LOOKUP_BITS)];
-            if (found) {
-                pst_bits_drop(&bits, found & 255);
-                k += (uint32_t)found >> 8 & 255;
-                value = found >> 16;
-            } else if (!decode_symbol(ac, &bits, &k, &value))
+            const uint32_t found = ac->lookup[pst_bits_peek(&bits, PST_LOOKUP_BITS)];
+            if (found & 255) {
+                pst_bits_drop(&bits, (int)(found & 255));
+                k += found >> 8 & 255;
+                value = (int32_t)found >> 16;
+            } else if (!decode_symbol(ac, found, &bits, &k, &value))
                 return PST_BLOCK_DAMAGED;
-            value *= factors[k - 1];
-            sum += value < 0 ? -value : value;
-            block[natural_order[k - 1]] = (int16_t)value;
+            if (block) {
+                value *= factors[k - 1];
+                sum += abs(value);
+                block[natural_order[k - 1]] = (int16_t)value;
+            }
         } while (k < 64 && bits.count >= PST_LOOKUP_BITS);
     } while (k < 64);
-    if (!pst_bit_reader_store(reader, &bits) || !is_end(k) || sum > PST_MAX_COEFFICIENT)
+    /* The last coefficient ends a block, or an EOB within it. */
+    const int is_whole = k == 64 || (k >= END_OF_BLOCK && k < END_OF_BLOCK + 64);
+    if (!pst_bit_reader_store(reader, &bits) || !is_whole || sum > MAX_SUM)
         return PST_BLOCK_DAMAGED;
     return k == 1 + END_OF_BLOCK ? PST_BLOCK_DC : PST_BLOCK_FULL;
-}
-
-int pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader)
-{
-    pst_huffman_table *ac = decoder->ac;
-    pst_bit_reader_fill(reader);
-    pst_bits bits = reader->bits;
-    if (!decode_dc(decoder, &bits))
-        return 0;
-    for (unsigned k = 1; k < 64;) {
-        if (bits.count < MAX_RUN_BITS)
-            pst_bits_refill(&bits);
-        const uint32_t ahead = pst_bits_peek(&bits, PST_LOOKUP_BITS);
-        uint32_t run = ac->runs[ahead];
-        if (!run)
-            run = ac->runs[ahead] = find_run(ac, ahead);
-        int value;
-        if (k + (run >> 8) < 64 || is_end(k + (run >> 8))) {
-            pst_bits_drop(&bits, (int)(run & 255));
-            k += run >> 8;
-        } else if (!decode_symbol(ac, &bits, &k, &value) ||
-                   (k > 64 && !is_end(k))) /* a long code, or the block ends in the run */
-            return 0;
-    }
-    return pst_bit_reader_store(reader, &bits);
 }

@@ -81,24 +81,25 @@ static inline void idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t 
 
 /* Two constants of 16 bits for a multiply-add of pairs. */
 #define PAIR(a, b) _mm256_set1_epi32((int)((uint32_t)((a)&0xFFFF) | (uint32_t)(b) << 16))
+#define ADD _mm256_add_epi32
+#define SUB _mm256_sub_epi32
+#define PACK _mm256_packs_epi32
 #define MADD(pairs, a, b) _mm256_madd_epi16(pairs, PAIR(a, b))
 
 /* One pass over eight columns: 32 bits each, from pairs of rows. */
 PST_AVX2_INLINE void pass8_avx2(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])
 {
     const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
-    const __m256i sum = _mm256_add_epi32(MADD(p04, 8192, 8192), half);
-    const __m256i difference = _mm256_add_epi32(MADD(p04, 8192, -8192), half);
+    const __m256i sum = ADD(MADD(p04, 8192, 8192), half);
+    const __m256i difference = ADD(MADD(p04, 8192, -8192), half);
     const __m256i wide = MADD(p26, 10703, 4433), narrow = MADD(p26, 4433, -10704);
-    const __m256i even[4] = {_mm256_add_epi32(sum, wide), _mm256_add_epi32(difference, narrow),
-                             _mm256_sub_epi32(difference, narrow), _mm256_sub_epi32(sum, wide)};
-    const __m256i odd[4] = {_mm256_add_epi32(MADD(p15, 11363, 6437), MADD(p37, 9633, 2260)),
-                            _mm256_add_epi32(MADD(p15, 9633, -11362), MADD(p37, -2259, -6436)),
-                            _mm256_add_epi32(MADD(p15, 6437, 2261), MADD(p37, -11362, 9633)),
-                            _mm256_add_epi32(MADD(p15, 2260, 9633), MADD(p37, -6436, -11363))};
+    const __m256i even[4] = {ADD(sum, wide), ADD(difference, narrow), SUB(difference, narrow), SUB(sum, wide)};
+    const __m256i odd[4] = {
+        ADD(MADD(p15, 11363, 6437), MADD(p37, 9633, 2260)), ADD(MADD(p15, 9633, -11362), MADD(p37, -2259, -6436)),
+        ADD(MADD(p15, 6437, 2261), MADD(p37, -11362, 9633)), ADD(MADD(p15, 2260, 9633), MADD(p37, -6436, -11363))};
     for (int k = 0; k < 4; k++) {
-        out[k] = _mm256_srai_epi32(_mm256_add_epi32(even[k], odd[k]), bits);
-        out[7 - k] = _mm256_srai_epi32(_mm256_sub_epi32(even[k], odd[k]), bits);
+        out[k] = _mm256_srai_epi32(ADD(even[k], odd[k]), bits);
+        out[7 - k] = _mm256_srai_epi32(SUB(even[k], odd[k]), bits);
     }
 }
 
@@ -113,10 +114,8 @@ PST_AVX2_INLINE void store_block(const __m256i columns[8], uint8_t *out, ptrdiff
     const __m256i transpose = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5,
                                                9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m256i middle = _mm256_set1_epi8((char)128);
-    __m256i left =
-        _mm256_packs_epi16(_mm256_packs_epi32(columns[0], columns[1]), _mm256_packs_epi32(columns[2], columns[3]));
-    __m256i right =
-        _mm256_packs_epi16(_mm256_packs_epi32(columns[4], columns[5]), _mm256_packs_epi32(columns[6], columns[7]));
+    __m256i left = _mm256_packs_epi16(PACK(columns[0], columns[1]), PACK(columns[2], columns[3]));
+    __m256i right = _mm256_packs_epi16(PACK(columns[4], columns[5]), PACK(columns[6], columns[7]));
     left = _mm256_shuffle_epi8(_mm256_xor_si256(left, middle), transpose);
     right = _mm256_shuffle_epi8(_mm256_xor_si256(right, middle), transpose);
     const __m256i upper = _mm256_unpacklo_epi32(left, right), lower = _mm256_unpackhi_epi32(left, right);
@@ -137,8 +136,8 @@ PST_AVX2 static void idct8_avx2(const int16_t *block, uint8_t *out, ptrdiff_t st
     pass8_avx2(interleave(r[0], r[4]), interleave(r[1], r[5]), interleave(r[2], r[6]), interleave(r[3], r[7]),
                COLUMN_BITS, sums);
     /* Rows 0 and 1, 2 and 3, 4 and 5, 6 and 7: columns 0 to 3 in the lower half, 4 to 7 in the upper one. */
-    const __m256i a = _mm256_packs_epi32(sums[0], sums[1]), b = _mm256_packs_epi32(sums[2], sums[3]),
-                  c = _mm256_packs_epi32(sums[4], sums[5]), d = _mm256_packs_epi32(sums[6], sums[7]);
+    const __m256i a = PACK(sums[0], sums[1]), b = PACK(sums[2], sums[3]), c = PACK(sums[4], sums[5]),
+                  d = PACK(sums[6], sums[7]);
     const __m256i ab = _mm256_unpacklo_epi16(a, b), ba = _mm256_unpackhi_epi16(a, b), cd = _mm256_unpacklo_epi16(c, d),
                   dc = _mm256_unpackhi_epi16(c, d);
     const __m256i first = _mm256_unpacklo_epi16(ab, ba), second = _mm256_unpackhi_epi16(ab, ba),
@@ -152,6 +151,8 @@ PST_AVX2 static void idct8_avx2(const int16_t *block, uint8_t *out, ptrdiff_t st
     store_block(sums, out, stride);
 }
 
+#else
+#define idct8_avx2(block, out, stride) idct(block, 8, out, stride, pass8)
 #endif
 
 void pst_idct_dc(int dc, int size, uint8_t *out, ptrdiff_t stride)
@@ -162,17 +163,12 @@ void pst_idct_dc(int dc, int size, uint8_t *out, ptrdiff_t stride)
 
 void pst_idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t stride, int avx2)
 {
-#if PST_AVX2_COMPILED
-    if (size == 8 && avx2) {
-        idct8_avx2(block, out, stride);
-        return;
-    }
-#endif
-    (void)avx2;
-    if (size == 8)
-        idct(block, 8, out, stride, pass8);
+    if (size == 2)
+        idct(block, 2, out, stride, pass2);
     else if (size == 4)
         idct(block, 4, out, stride, pass4);
+    else if (avx2)
+        idct8_avx2(block, out, stride);
     else
-        idct(block, 2, out, stride, pass2);
+        idct(block, 8, out, stride, pass8);
 }

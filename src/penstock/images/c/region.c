@@ -15,6 +15,8 @@
 
 #define PADDING 32        /* bytes in front of a row of samples */
 #define MAX_DC_ALONE 4091 /* of a DC value that is a pixel: beyond it libjpeg does not clamp */
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 static size_t padded(long samples)
 {
@@ -26,16 +28,6 @@ static long ceil_div(long value, long divisor)
     return (value + divisor - 1) / divisor;
 }
 
-static long min_of(long a, long b)
-{
-    return a < b ? a : b;
-}
-
-static long max_of(long a, long b)
-{
-    return a > b ? a : b;
-}
-
 int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *data, size_t size,
                     const uint8_t *entries, size_t entries_size, int channels, int scale, const long box[4], int simd)
 {
@@ -43,66 +35,56 @@ int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *d
         box[0] >= box[2] || box[2] > ceil_div(frame->width, scale) || box[1] < 0 || box[1] >= box[3] ||
         box[3] > ceil_div(frame->height, scale))
         return 0;
+    const pst_frame_component *luma = frame->component;
+    /* In a shrunken image of 4:2:0, libjpeg shrinks colours less, so that there is nothing to upsample. */
+    const int less = scale > 1 && luma->v == 2;
     region->channels = channels;
     region->components = channels == 1 ? 1 : frame->components;
     region->avx2 = simd && pst_cpu_has_avx2();
     region->mcu_width = frame->mcu_width / scale;
     region->mcu_height = frame->mcu_height / scale;
-    for (int i = 0; i < frame->components; i++) {
-        const pst_frame_component *component = &frame->component[i];
-        pst_plane *plane = &region->planes[i];
-        plane->h = component->h;
-        plane->v = component->v;
-        plane->block_size = 8 / scale;
-        /* libjpeg shrinks colours of half the size less, so that there is nothing to upsample. */
-        if (scale > 1 && frame->component[0].v == 2 && i > 0)
-            plane->block_size *= 2;
-        plane->mcu_width = plane->h * plane->block_size;
-        plane->mcu_height = plane->v * plane->block_size;
-        plane->width = ceil_div(frame->width * plane->mcu_width, frame->mcu_width);
-        plane->height = ceil_div(frame->height * plane->mcu_height, frame->mcu_height);
-        memcpy(plane->factors, frame->factors[component->quantisation], 64);
-        memset(plane->factors + 64, 0, sizeof plane->factors - 64);
-    }
-    const pst_plane *chroma = &region->planes[region->components - 1];
-    region->h2 = chroma->mcu_width < region->mcu_width;
-    region->v2 = chroma->mcu_height < region->mcu_height;
-    /* Without neighbours to look at, libjpeg upsamples in another way. */
-    if (region->h2 && (chroma->width <= 2 || scale == 8))
-        return 0;
+    region->h2 = region->components == 3 && luma->h == 2 && !less;
+    region->v2 = region->h2 && luma->v == 2;
     region->left = box[0];
     region->top = box[1];
     region->right = box[2];
     region->bottom = box[3];
     /* With the column and the row around the box that upsampling looks at. */
-    region->mcu_left = max_of(region->left - region->h2, 0) / region->mcu_width;
-    region->mcu_right = min_of(ceil_div(region->right + region->h2, region->mcu_width), frame->mcus_per_row);
-    region->mcu_row = max_of(region->top - region->v2, 0) / region->mcu_height;
-    region->mcu_bottom = min_of(ceil_div(region->bottom + region->v2, region->mcu_height), frame->mcu_rows);
+    region->mcu_left = MAX(region->left - region->h2, 0) / region->mcu_width;
+    region->mcu_right = MIN(ceil_div(region->right + region->h2, region->mcu_width), frame->mcus_per_row);
+    region->mcu_row = MAX(region->top - region->v2, 0) / region->mcu_height;
+    region->mcu_bottom = MIN(ceil_div(region->bottom + region->v2, region->mcu_height), frame->mcu_rows);
     region->stride = (size_t)((region->right - region->left) * channels) + PST_SLACK;
+    region->scratch = (size_t)(region->mcu_height + 1) * region->stride;
+    for (int i = 0; i < frame->components; i++) {
+        const pst_frame_component *component = &frame->component[i];
+        pst_plane *plane = &region->planes[i];
+        plane->block_size = 8 / scale * (i > 0 && less ? 2 : 1);
+        plane->mcu_width = component->h * plane->block_size;
+        plane->mcu_height = component->v * plane->block_size;
+        plane->width = ceil_div(frame->width * plane->mcu_width, frame->mcu_width);
+        plane->height = ceil_div(frame->height * plane->mcu_height, frame->mcu_height);
+        memcpy(plane->factors, frame->factors[component->quantisation], 64);
+        memset(plane->factors + 64, 0, sizeof plane->factors - 64);
+        const long mcus = region->mcu_right - region->mcu_left;
+        plane->stride = padded(mcus * plane->mcu_width);
+        plane->bytes = (size_t)(plane->mcu_height + 2) * plane->stride + padded(mcus * region->mcu_width);
+        region->scratch += i < region->components ? plane->bytes : 0;
+    }
+    /* Without neighbours to look at, libjpeg upsamples in another way. */
+    if (region->h2 && (region->planes[1].width <= 2 || scale == 8))
+        return 0;
     return pst_scan_open(&region->scan, frame, data, size, entries, entries_size);
-}
-
-size_t pst_region_scratch(const pst_region *region)
-{
-    const long mcus = region->mcu_right - region->mcu_left;
-    size_t size = region->stride * (size_t)(region->mcu_height + 1) + 2 * padded(mcus * region->mcu_width);
-    for (int i = 0; i < region->components; i++)
-        size += (size_t)(region->planes[i].mcu_height + 2) * padded(mcus * region->planes[i].mcu_width);
-    return size;
 }
 
 void pst_region_begin(pst_region *region, uint8_t *scratch)
 {
-    const long mcus = region->mcu_right - region->mcu_left;
     for (int i = 0; i < region->components; i++) {
         pst_plane *plane = &region->planes[i];
-        plane->stride = padded(mcus * plane->mcu_width);
         plane->samples = scratch + PADDING;
-        scratch += (size_t)(plane->mcu_height + 2) * plane->stride;
+        plane->upsampled = scratch + (size_t)(plane->mcu_height + 2) * plane->stride;
+        scratch += plane->bytes;
     }
-    for (int i = 0; i < 2; i++, scratch += padded(mcus * region->mcu_width))
-        region->chroma[i] = scratch;
     region->rows = scratch;
 }
 
@@ -113,13 +95,14 @@ static int decode_block(pst_region *region, int component, size_t offset)
     pst_block_decoder *decoder = &region->scan.decoders[component];
     pst_bit_reader *reader = &region->scan.reader;
     if (component >= region->components)
-        return pst_block_skip(decoder, reader);
+        return pst_block_decode(decoder, reader, NULL, NULL) != PST_BLOCK_DAMAGED;
     uint8_t *out = plane->samples + offset;
     const ptrdiff_t stride = (ptrdiff_t)plane->stride;
     if (plane->block_size == 1) {
-        const int intact = pst_block_skip(decoder, reader), dc = decoder->prediction * plane->factors[0];
+        const enum pst_block kind = pst_block_decode(decoder, reader, NULL, NULL);
+        const int dc = decoder->prediction * plane->factors[0];
         pst_idct_dc(dc, 1, out, stride);
-        return intact && dc >= -MAX_DC_ALONE && dc <= MAX_DC_ALONE;
+        return kind != PST_BLOCK_DAMAGED && dc >= -MAX_DC_ALONE && dc <= MAX_DC_ALONE;
     }
     _Alignas(32) int16_t block[72];
     memset(block, 0, 64 * sizeof *block);
@@ -142,12 +125,11 @@ static int decode_mcu_row(pst_region *region)
             return 0;
         for (int i = 0; i < scan->components; i++) {
             const pst_plane *plane = &region->planes[i];
-            for (int k = 0; k < scan->blocks[i]; k++) {
-                const size_t row = (size_t)(k / plane->h * plane->block_size) + 1;
-                const size_t x = (size_t)(column * plane->mcu_width + k % plane->h * plane->block_size);
-                if (!decode_block(region, i, row * plane->stride + x))
-                    return 0;
-            }
+            for (int y = 0; y < plane->mcu_height; y += plane->block_size)
+                for (int x = 0; x < plane->mcu_width; x += plane->block_size)
+                    if (!decode_block(region, i,
+                                      (size_t)(y + 1) * plane->stride + (size_t)(column * plane->mcu_width + x)))
+                        return 0;
         }
     }
     return 1;
@@ -175,33 +157,34 @@ static void extend_edges(const pst_region *region, pst_plane *plane)
     }
 }
 
-/* The colours of a row of pixels, counted from the first row of the MCUs, from the pixel at `from` on. */
-static const uint8_t *chroma_row(const pst_region *region, int number, int row, long from)
+/* The colours of a row of pixels, counted from the first row of the MCUs, from the pixel at `x` on. */
+static const uint8_t *chroma_row(const pst_region *region, const pst_plane *plane, int row, long x)
 {
-    const pst_plane *plane = &region->planes[number];
+    const long odd = x & 1, count = (odd + region->right - region->left + 1) / 2;
+    const uint8_t *samples = plane->samples + (size_t)((region->v2 ? row >> 1 : row) + 1) * plane->stride;
     if (!region->h2)
-        return plane->samples + (size_t)(row + 1) * plane->stride + from;
-    uint8_t *out = region->chroma[number - 1];
-    const long odd = from & 1, count = (odd + region->right - region->left + 1) / 2;
-    const uint8_t *near = plane->samples + (size_t)((region->v2 ? row >> 1 : row) + 1) * plane->stride + from / 2;
-    if (!region->v2)
-        pst_upsample_h2v1(near, count, out, region->avx2);
+        return samples + x;
+    samples += x / 2;
+    if (region->v2)
+        pst_upsample_h2v2(samples, row & 1 ? samples + plane->stride : samples - plane->stride, count,
+                          plane->upsampled);
     else
-        pst_upsample_h2v2(near, row & 1 ? near + plane->stride : near - plane->stride, count, out, region->avx2);
-    return out + odd;
+        pst_upsample_h2v1(samples, count, plane->upsampled);
+    return plane->upsampled + odd;
 }
 
 static void make_pixels(const pst_region *region, int row, uint8_t *out)
 {
-    const pst_plane *plane = region->planes;
-    const long from = region->left - region->mcu_left * region->mcu_width, width = region->right - region->left;
-    const uint8_t *y = plane->samples + (size_t)(row + 1) * plane->stride + from;
+    const pst_plane *planes = region->planes;
+    const long x = region->left - region->mcu_left * region->mcu_width, width = region->right - region->left;
+    const uint8_t *y = planes[0].samples + (size_t)(row + 1) * planes[0].stride + x;
     if (region->channels == 1)
         memcpy(out, y, (size_t)width);
     else if (region->components == 1)
         pst_gray_to_rgb(y, width, out);
     else
-        pst_ycc_to_rgb(y, chroma_row(region, 1, row, from), chroma_row(region, 2, row, from), width, out, region->avx2);
+        pst_ycc_to_rgb(y, chroma_row(region, &planes[1], row, x), chroma_row(region, &planes[2], row, x), width, out,
+                       region->avx2);
 }
 
 int pst_region_rows(pst_region *region)
@@ -215,8 +198,8 @@ int pst_region_rows(pst_region *region)
         /* The last row waits for the samples below, where these count. */
         const long top = region->mcu_row * region->mcu_height;
         const int is_last = region->mcu_row + 1 == region->scan.mcu_rows;
-        const long first = max_of(top - region->v2, region->top);
-        const long end = min_of(top + region->mcu_height - (is_last ? 0 : region->v2), region->bottom);
+        const long first = MAX(top - region->v2, region->top);
+        const long end = MIN(top + region->mcu_height - (is_last ? 0 : region->v2), region->bottom);
         for (long y = first; y < end; y++, count++)
             make_pixels(region, (int)(y - top), region->rows + (size_t)count * region->stride);
         for (int i = 0; i < region->components && region->v2; i++) {

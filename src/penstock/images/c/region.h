@@ -1,6 +1,6 @@
 /* A decoder of ordinary baseline JPEGs for a box of the image: the pixels of libjpeg, from fewer of the coded bits.
  *
- *     static _Thread_local pst_region region;            94 KiB, most of it tables that the next file can use
+ *     static _Thread_local pst_region region;            45 KiB, most of it tables that the next file can use
  *     pst_frame frame;
  *     if (pst_frame_read(&frame, data, size) && pst_region_open(&region, &frame, data, size, ...))
  *         pst_region_begin(&region, memory of pst_region_scratch(&region) bytes);
@@ -14,13 +14,13 @@
 /* The samples of one component of one row of MCUs. Row 0 is the last one of the MCUs above, where upsampling needs it,
  * and there is one more below. Each begins at the first MCU that is decoded. */
 typedef struct {
-    int h, v;                  /* blocks of an MCU */
     int block_size;            /* samples of a block's side: 8, or 4, 2, 1 in a shrunken image */
     int mcu_width, mcu_height; /* samples */
     long width, height;        /* of the whole image */
     uint8_t factors[PST_PLACES];
     uint8_t *samples;
-    size_t stride;
+    uint8_t *upsampled; /* one row of pixels */
+    size_t stride, bytes;
 } pst_plane;
 
 typedef struct {
@@ -33,7 +33,7 @@ typedef struct {
     long left, top, right, bottom; /* the box */
     long mcu_left, mcu_right;      /* MCU columns that are decoded */
     long mcu_row, mcu_bottom;      /* the MCU row that comes next, and the one behind the last */
-    uint8_t *chroma[2];            /* upsampled, of one row of pixels */
+    size_t scratch;                /* bytes */
     uint8_t *rows;                 /* of pixels */
     size_t stride;                 /* bytes from one of them to the next */
 } pst_region;
@@ -46,7 +46,10 @@ int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *d
                     const uint8_t *entries, size_t entries_size, int channels, int scale, const long box[4], int simd);
 
 /* Bytes of memory that decoding takes, and the memory. */
-size_t pst_region_scratch(const pst_region *region);
+static inline size_t pst_region_scratch(const pst_region *region)
+{
+    return region->scratch;
+}
 void pst_region_begin(pst_region *region, uint8_t *scratch);
 
 /* Decode the next rows of pixels, to `region->rows`, `region->stride` bytes apart: how many there are, 0 behind the

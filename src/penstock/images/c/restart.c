@@ -67,29 +67,18 @@ static int start_at_entry(pst_scan *scan, long number, long end)
     return 1;
 }
 
-/* Find where a segment begins: 0 if there is no marker in front of it. */
-static int find_segment(pst_scan *scan, long segment)
+/* Begin behind the marker in front of a segment, which is not before the last one: 0 if there is none. */
+static int start_segment(pst_scan *scan, long segment)
 {
     const uint8_t *end = scan->data + scan->size;
     while (scan->found_segment < segment) {
         const uint8_t *marker = memchr(scan->found, 0xFF, (size_t)(end - scan->found));
-        if (!marker || marker + 1 >= end)
+        if (!marker || marker + 1 >= end || (marker[1] != 0 && marker[1] != RST0 + (scan->found_segment & 7)))
             return 0;
         scan->found = marker + 2;
-        if (marker[1] == 0)
-            continue;
-        if (marker[1] != RST0 + (scan->found_segment & 7))
-            return 0;
-        scan->found_segment++;
+        scan->found_segment += marker[1] != 0;
     }
-    return 1;
-}
-
-static int start_segment(pst_scan *scan, long segment)
-{
-    if (!find_segment(scan, segment))
-        return 0;
-    pst_bit_reader_start(&scan->reader, scan->found, 0, scan->data + scan->size);
+    pst_bit_reader_start(&scan->reader, scan->found, 0, end);
     for (int i = 0; i < scan->components; i++)
         scan->decoders[i].prediction = 0;
     scan->segment = segment;
@@ -102,7 +91,7 @@ static int skip_mcus(pst_scan *scan, long count)
     for (scan->mcu += count; count > 0; count--)
         for (int i = 0; i < scan->components; i++)
             for (int k = 0; k < scan->blocks[i]; k++)
-                if (!pst_block_skip(&scan->decoders[i], &scan->reader))
+                if (!pst_block_decode(&scan->decoders[i], &scan->reader, NULL, NULL))
                     return 0;
     return 1;
 }
