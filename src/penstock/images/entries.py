@@ -124,7 +124,7 @@ def _hash(data: Data, entries: bytes) -> int:
 
 
 def compute_entries(data: Data, step: int = STEP) -> ImageEntries:
-    """Compute the entries of an image file, which may have none. Cost: two fifths of a decode."""
+    """Compute the entries of an image file, which may have none. Cost: two thirds of a decode."""
     entries = native.entries_of(data, step=step) or b""
     return ImageEntries(entries, _hash(data, entries))
 
@@ -209,7 +209,7 @@ def write_index(
     index, which is not overwritten; `ImageError` if no image has entries, `ManifestError` for lines that do not parse,
     `ManifestIOError` if the index cannot be written.
 
-    Cost: the files are read once; two fifths of a decode per image. Size: with a step of 8, 3 % of photographs.
+    Cost: the files are read once; two thirds of a decode per image. Size: with a step of 8, 3 % of photographs.
     """
     native.require("an index of entries needs")
     if not 1 <= step <= 65535:
@@ -397,7 +397,7 @@ class ImageIndex:
         Raises `IndexError` for a row out of range, `ManifestError` if the index was truncated meanwhile and does not
         learn.
 
-        Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB. Learning: two fifths of a decode,
+        Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB. Learning: two thirds of a decode,
         once per image.
         """
         if self._learned is not None:
