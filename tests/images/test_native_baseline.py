@@ -101,6 +101,58 @@ def test_dc_values_beyond_those_of_pictures(dc: int, scale: int) -> None:
         check(factors, (0.0, 0.0, 8.0, 8.0), scale, 1)
 
 
+COMMENT, JFIF = b"\xff\xfe\0\5abc", b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
+YCC, RGB, ODD = (b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform]) for transform in (1, 0, 2))
+FACTORS = b"\xff\xdb\0\x43"
+UNUSED = FACTORS + b"\3" + bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("header", "ours"),
+    [
+        (b"", True),
+        (JFIF, True),
+        (JFIF + RGB, True),
+        (YCC, True),
+        (RGB, False),
+        (ODD, False),
+        (RGB + YCC, True),
+        (YCC + RGB, False),
+        (RGB[:-1].replace(b"\x0e", b"\x0d"), True),  # too short to be Adobe's
+        (COMMENT + b"\xff\xe7\0\2", True),
+        (b"\xff\xff\xff" + COMMENT, True),  # filling
+        (COMMENT + b"\0", False),  # stray bytes
+        (COMMENT + b"\xff\0", False),
+        (b"\xff\x01", False),  # TEM
+        (b"\xff\xdc\0\4\0\x18", False),  # DNL
+        (b"\xff\xcc\0\4\0\x10", False),  # DAC
+        (b"\xff\xfe\0\1", False),  # a length that does not count itself
+        (b"\xff\xdd\0\4\0\0", True),
+        (b"\xff\xdb\0\2\xff\xc4\0\2", True),
+        (UNUSED, True),
+        (b"\xff\xdb\0\x83\x13" + b"\0\1" * 64, False),  # factors of 16 bits
+        (b"\xff\xc4\0\x14\3\1" + bytes(15) + b"\5", True),  # a Huffman table that is not used
+        (b"\xff\xc4\0\x13\0" + bytes(16), True),  # one that is defined again below
+    ],
+)
+def test_headers_that_are_ours(header: bytes, ours: bool) -> None:
+    """All others are left to libjpeg: entries tell which decoder takes a file."""
+    plain = jpeg(noise(24, 40))
+    data = plain[:2] + header + plain[plain.index(FACTORS) :]
+    assert (native.entries_of(data) is not None) == ours
+    check(data, (3.0, 3.0, 30.0, 20.0), 1)
+
+
+@pytest.mark.parametrize("table", [FACTORS + b"\0" + bytes(range(1, 65)), FACTORS + b"\1" + bytes(range(65, 1, -1))])
+def test_the_last_definition_of_a_table_counts(table: bytes) -> None:
+    plain = jpeg(noise(24, 40))
+    scan = plain.index(b"\xff\xda")
+    data = plain[:scan] + table + plain[scan:]
+    assert native.entries_of(data) is not None
+    check(data, (3.0, 3.0, 30.0, 20.0), 1)
+    assert not np.array_equal(native.decode_image(data, max_pixels=LIMIT), native.decode_image(plain, max_pixels=LIMIT))
+
+
 def test_real_files(data_dir: Path) -> None:
     """All scales of each file, and boxes of it."""
     for number, path in enumerate(sorted((data_dir / "imagenet-sample").glob("*.JPEG"))[:: examples(10, 1)]):
