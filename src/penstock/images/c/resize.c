@@ -106,13 +106,6 @@ static void quantize(int32_t *weight, const double *k, int count, double unit)
     }
 }
 
-/* Each by itself, as in Pillow. */
-static void quantize_fine(int32_t *weight, const double *k, int count)
-{
-    for (int i = 0; i < count; i++)
-        weight[i] = (int32_t)(k[i] * (1 << FINE_BITS) + (k[i] < 0 ? -0.5 : 0.5));
-}
-
 /* One direction: `even` lets all outputs begin at even pixels; `k` is scratch for all real weights. */
 static void plan_axis(pst_resize_axis *axis, const pst_resize_job *job, double *k, double from, double to, int size,
                       int out, int flip, int even, int fine)
@@ -137,10 +130,10 @@ static void plan_axis(pst_resize_axis *axis, const pst_resize_job *job, double *
         int skip = even ? axis->first[i] & 1 : 0;
         const double *here = k + (ptrdiff_t)i * axis->stride;
         int32_t *weight = axis->weight + (ptrdiff_t)i * axis->stride + skip;
-        if (fine)
-            quantize_fine(weight, here, axis->pairs[i]);
-        else
+        if (!fine)
             quantize(weight, here, axis->pairs[i], (double)(1 << axis->shift));
+        for (int t = 0; fine && t < axis->pairs[i]; t++) /* each by itself, as in Pillow */
+            weight[t] = (int32_t)(here[t] * (1 << FINE_BITS) + (here[t] < 0 ? -0.5 : 0.5));
         axis->first[i] -= skip;
         axis->pairs[i] = (axis->pairs[i] + skip + 1) / 2;
         axis->max_pairs = axis->pairs[i] > axis->max_pairs ? axis->pairs[i] : axis->max_pairs;
@@ -156,7 +149,7 @@ static void plan_lanes(pst_resize_plan *plan)
 {
     const pst_resize_job *job = &plan->job;
     pst_resize_axis *x = &plan->x;
-    x->max_pairs += x->max_pairs > 3 ? x->max_pairs & 1 : 0; /* see horizontal_any */
+    x->max_pairs += x->max_pairs > 3 ? x->max_pairs & 1 : 0; /* from 4 on they are even */
     const int parts = job->bicubic ? 2 : 1, low_bits = job->bicubic ? LOW_BITS : 0, pairs = x->max_pairs;
     int last = 0;
     memset(plan->lanes, 0, (size_t)((job->out_width + 1) / 2) * (size_t)(pairs * parts) * 32);
@@ -287,9 +280,9 @@ PST_AVX2_INLINE __m256i load_two(const uint8_t *one, const uint8_t *two)
     return _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128((const __m128i *)two), 1);
 }
 
-/* All of a row. `even` says that `pairs` is. What is constant is so that the compiler unrolls. */
+/* All of a row. `pairs` and `fine` are constant, or even, so that the compiler unrolls. */
 PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b,
-                                      uint16_t *restrict row, const int pairs, const int even, const int fine)
+                                      uint16_t *restrict row, const int pairs, const int fine)
 {
     const char p = (char)plan->job.pixel_size, q = (char)(2 * p);
     /* Two pixels of three channels, or the two behind, as pairs of 16-bit numbers: R R G G B B 0 0. */
@@ -308,7 +301,7 @@ PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t
         __m256i sum_a = half, sum_b = half, high_a = _mm256_setzero_si256(), high_b = high_a;
         for (int k = 0; k < pairs; k += 2, one += 2 * q, two += 2 * q) {
             __m256i taps_a = load_two(a + one, a + two), taps_b = load_two(b + one, b + two);
-            for (int n = k; n < k + 2 && (even || n < pairs); n++) {
+            for (int n = k; n < k + 2 && (!(pairs & 1) || n < pairs); n++) {
                 __m256i pair_a = _mm256_shuffle_epi8(taps_a, n == k ? here : behind);
                 __m256i pair_b = _mm256_shuffle_epi8(taps_b, n == k ? here : behind), weights = lanes[n * parts];
                 if (fine) {
@@ -332,26 +325,17 @@ PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t
     }
 }
 
-PST_AVX2_INLINE void horizontal_any(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row,
-                                    const int fine)
-{
-    const int pairs = plan->x.max_pairs; /* an even number from 4 on */
-    if (pairs == 1)
-        horizontal_pairs(plan, a, b, row, 1, 0, fine);
-    else if (pairs == 2)
-        horizontal_pairs(plan, a, b, row, 2, 1, fine);
-    else if (pairs == 3)
-        horizontal_pairs(plan, a, b, row, 3, 0, fine);
-    else
-        horizontal_pairs(plan, a, b, row, pairs, 1, fine);
-}
-
 PST_AVX2 static void horizontal_avx2(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *row)
 {
-    if (plan->job.bicubic)
-        horizontal_any(plan, a, b, row, 1);
+    const int pairs = plan->x.max_pairs, fine = plan->job.bicubic;
+    if (pairs == 1)
+        fine ? horizontal_pairs(plan, a, b, row, 1, 1) : horizontal_pairs(plan, a, b, row, 1, 0);
+    else if (pairs == 2)
+        fine ? horizontal_pairs(plan, a, b, row, 2, 1) : horizontal_pairs(plan, a, b, row, 2, 0);
+    else if (pairs == 3)
+        fine ? horizontal_pairs(plan, a, b, row, 3, 1) : horizontal_pairs(plan, a, b, row, 3, 0);
     else
-        horizontal_any(plan, a, b, row, 0);
+        fine ? horizontal_pairs(plan, a, b, row, pairs & ~1, 1) : horizontal_pairs(plan, a, b, row, pairs & ~1, 0);
 }
 
 #endif
