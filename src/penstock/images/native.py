@@ -15,7 +15,8 @@ restart markers, or with the entries from `entries_of`, it begins near the box. 
 progressive and arithmetic-coded files (also shrunk), sampling factors other than 4:4:4, 4:2:2 and 4:2:0, and damaged
 files.
 
-Threads: the GIL is released, and no state is shared. Memory: the result, and some rows of the image.
+Threads: the GIL is released, and no state is shared. Memory: the result, some rows of the image, and 100 KB of tables per
+thread.
 """
 
 from __future__ import annotations
