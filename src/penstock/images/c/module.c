@@ -229,40 +229,50 @@ static Py_buffer *get_files(PyObject *sources, Py_ssize_t *count)
 /* The arguments of `draw_batch` that are arrays. */
 enum { OUT, BOXES, FLIPS, INSIDE, FILL, TABLE, SIZES, PIXELS, VIEWS };
 
-/* Whether these go together: shapes, types and strides. `whole` and `stride` are set to what says where the results
- * are. */
-static int set_batch(pst_resize_job *whole, size_t *stride, const Py_buffer *views, const Py_buffer *files)
+static int is_array_or_none(const Py_buffer *view, const char *formats, size_t itemsize, Py_ssize_t rows,
+                            Py_ssize_t columns)
 {
-    const Py_buffer *out = &views[OUT], *fill = &views[FILL], *pixels = &views[PIXELS];
-    if (!set_result(whole, out, 1, &views[TABLE]) ||
-        (!files && (!set_source(whole, pixels, 1) || pixels->shape[0] != out->shape[0])))
+    return !view->buf || is_array(view, formats, itemsize, rows, columns);
+}
+
+/* Whether `count` sources and the arrays go together: shapes, types and strides. `whole` and `stride` are set to what
+ * says where the results are. */
+static int set_batch(pst_resize_job *whole, size_t *stride, const Py_buffer *views, Py_ssize_t count)
+{
+    const Py_buffer *out = &views[OUT], *fill = &views[FILL];
+    if (!set_result(whole, out, 1, &views[TABLE]) || out->shape[0] != count ||
+        (views[PIXELS].buf && !set_source(whole, &views[PIXELS], 1)))
         return 0;
-    const Py_ssize_t count = out->shape[0];
     *stride = item_stride(out, 0,
                           whole->planar ? (Py_ssize_t)whole->plane_stride * whole->channels
                                         : (Py_ssize_t)whole->row_stride * whole->out_height);
     return (*stride || count == 0) && is_array(&views[BOXES], "d", sizeof(double), count, 4) &&
-           (!views[FLIPS].buf || is_array(&views[FLIPS], "B?", 1, count, 2)) &&
-           (!views[INSIDE].buf || is_array(&views[INSIDE], "il", sizeof(int32_t), count, 4)) &&
-           (!views[SIZES].buf || is_array(&views[SIZES], "il", sizeof(int32_t), count, 2)) &&
-           (views[INSIDE].buf != NULL) == (fill->buf != NULL) &&
+           is_array_or_none(&views[FLIPS], "B?", 1, count, 2) &&
+           is_array_or_none(&views[INSIDE], "il", sizeof(int32_t), count, 4) &&
+           is_array_or_none(&views[SIZES], "il", sizeof(int32_t), count, 2) && !views[INSIDE].buf == !fill->buf &&
            (!fill->buf || (fill->ndim == 1 && fill->shape[0] == whole->channels && fill->itemsize == out->itemsize));
 }
 
-/* Set what image `i` is; 0 if a number is out of range. The numbers are copied before they are
- * checked, since other threads may change them. */
+/* Copy row `i` of an array of rows of so many bytes, if it is there. */
+static void copy_row(void *row, const Py_buffer *view, Py_ssize_t i, size_t bytes)
+{
+    if (view->buf)
+        memcpy(row, (const char *)view->buf + i * (Py_ssize_t)bytes, bytes);
+}
+
+/* Set what image `i` is; 0 if a number is out of range. The numbers are copied before they are checked, since other
+ * threads may change them. */
 static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job *whole, size_t stride,
                      unsigned long long max_pixels, const Py_buffer *views, const Py_buffer *files)
 {
     pst_resize_job *job = &image->job;
     double box[4];
+    uint8_t flips[2] = {0, 0};
     int32_t inside[4] = {0, 0, whole->out_height, whole->out_width}, size[2] = {0, 0};
-    memcpy(box, (const double *)views[BOXES].buf + 4 * i, sizeof box);
-    if (views[INSIDE].buf)
-        memcpy(inside, (const int32_t *)views[INSIDE].buf + 4 * i, sizeof inside);
-    if (views[SIZES].buf)
-        memcpy(size, (const int32_t *)views[SIZES].buf + 2 * i, sizeof size);
-    memcpy(image->inside, inside, sizeof inside);
+    copy_row(box, &views[BOXES], i, sizeof box);
+    copy_row(flips, &views[FLIPS], i, sizeof flips);
+    copy_row(inside, &views[INSIDE], i, sizeof inside);
+    copy_row(size, &views[SIZES], i, sizeof size);
     *job = *whole;
     job->left = box[0];
     job->top = box[1];
@@ -271,13 +281,14 @@ static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job 
     if (!is_box(job) || size[0] < 0 || size[1] < 0 || inside[0] < 0 || inside[0] > inside[2] ||
         inside[2] > whole->out_height || inside[1] < 0 || inside[1] > inside[3] || inside[3] > whole->out_width)
         return 0;
+    memcpy(image->inside, inside, sizeof inside);
     const size_t pixel = whole->planar ? 1 : (size_t)whole->channels;
     const size_t first = (size_t)i * stride + (size_t)inside[0] * whole->row_stride + (size_t)inside[1] * pixel;
     job->out = (uint8_t *)whole->out + first * (size_t)whole->item_size;
     job->out_height = inside[2] - inside[0];
     job->out_width = inside[3] - inside[1];
-    job->flip_x = views[FLIPS].buf && ((const uint8_t *)views[FLIPS].buf)[2 * i];
-    job->flip_y = views[FLIPS].buf && ((const uint8_t *)views[FLIPS].buf)[2 * i + 1];
+    job->flip_x = flips[0];
+    job->flip_y = flips[1];
     if (files) {
         image->request = (pst_request){.data = files[i].buf, .size = (size_t)files[i].len, .job = job, .own = 1};
         image->request.max_pixels = max_pixels;
@@ -288,6 +299,33 @@ static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job 
     image->rows = (const uint8_t *)views[PIXELS].buf + i * views[PIXELS].strides[0];
     image->stride = views[PIXELS].strides[1];
     return job->out_width < 1 || job->out_height < 1 || pst_resize_valid(job);
+}
+
+/* The result of a batch whose arrays go together. */
+static PyObject *draw_images(const pst_resize_job *whole, size_t stride, unsigned long long max_pixels,
+                             Py_ssize_t count, const Py_buffer *views, const Py_buffer *files)
+{
+    PyObject *result = NULL, *status = PyBytes_FromStringAndSize(NULL, count);
+    pst_batch_image *images = PyMem_Calloc((size_t)count + 1, sizeof *images);
+    int ready = status && images;
+    if (!ready)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; ready && i < count; i++) {
+        ready = set_image(&images[i], i, whole, stride, max_pixels, views, files);
+        if (!ready)
+            PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
+    }
+    if (ready) {
+        char *bytes = PyBytes_AsString(status);
+        int64_t resizing;
+        Py_BEGIN_ALLOW_THREADS
+            resizing = pst_batch_draw(whole, stride, views[FILL].buf, images, (size_t)count, bytes);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("OL", status, (long long)resizing);
+    }
+    Py_XDECREF(status);
+    PyMem_Free(images);
+    return result;
 }
 
 static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
@@ -306,39 +344,18 @@ static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
     objects[PIXELS] = is_pixels ? sources : Py_None;
     if (!is_pixels && !(files = get_files(sources, &count)))
         return NULL;
-    int got = 1;
-    for (int i = 0; got && i < VIEWS; i++)
-        got = get_view(objects[i], &views[i],
-                       i == OUT      ? PyBUF_STRIDED
-                       : i == PIXELS ? PyBUF_STRIDED_RO
-                                     : PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
-    if (got && set_batch(&whole, &stride, views, files) && (is_pixels || count == views[OUT].shape[0])) {
-        const Py_ssize_t images_count = views[OUT].shape[0];
-        PyObject *status = PyBytes_FromStringAndSize(NULL, images_count);
-        pst_batch_image *images = PyMem_Calloc((size_t)images_count + 1, sizeof *images);
-        int ready = status && images;
-        if (!ready)
-            PyErr_NoMemory();
-        for (Py_ssize_t i = 0; ready && i < images_count; i++) {
-            ready = set_image(&images[i], i, &whole, stride, max_pixels, views, files);
-            if (!ready)
-                PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
-        }
-        if (ready) {
-            char *bytes = PyBytes_AsString(status);
-            int64_t resizing;
-            Py_BEGIN_ALLOW_THREADS
-                resizing = pst_batch_draw(&whole, stride, views[FILL].buf, images, (size_t)images_count, bytes);
-            Py_END_ALLOW_THREADS
-            result = Py_BuildValue("OL", status, (long long)resizing);
-        }
-        Py_XDECREF(status);
-        PyMem_Free(images);
-    } else if (got) {
+    int got = get_view(objects[OUT], &views[OUT], PyBUF_STRIDED) &&
+              get_view(objects[PIXELS], &views[PIXELS], PyBUF_STRIDED_RO);
+    for (int i = BOXES; got && i <= SIZES; i++)
+        got = get_view(objects[i], &views[i], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
+    if (is_pixels)
+        count = views[PIXELS].ndim > 0 ? views[PIXELS].shape[0] : -1;
+    if (got && set_batch(&whole, &stride, views, count))
+        result = draw_images(&whole, stride, max_pixels, count, views, files);
+    else if (got)
         PyErr_SetString(PyExc_ValueError, "the shapes and types of the arrays do not go together");
-    }
     release_views(views, VIEWS);
-    release_views(files, count);
+    release_views(files, files ? count : 0);
     PyMem_Free(files);
     return result;
 }
