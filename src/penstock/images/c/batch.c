@@ -28,17 +28,13 @@ static void fill_around(const pst_resize_job *whole, const int inside[4], const 
     }
 }
 
-/* Cut the box, rounded outward, out of the pixels: none beside it count, as when only that part of a file is decoded. */
-static const uint8_t *cut_box(pst_resize_job *job, const uint8_t *rows, ptrdiff_t stride)
+/* Pixels beside the box do not count, as where only that part of a file is decoded. */
+static int draw_pixels(pst_batch_image *image)
 {
-    const int left = (int)job->left, top = (int)job->top;
-    job->left -= left;
-    job->right -= left;
-    job->top -= top;
-    job->bottom -= top;
-    job->width = (int)job->right + (job->right > (int)job->right);
-    job->height = (int)job->bottom + (job->bottom > (int)job->bottom);
-    return rows + top * stride + (ptrdiff_t)left * job->pixel_size;
+    pst_resize_job job = image->job;
+    int x, y;
+    pst_resize_cut(&job, &x, &y);
+    return pst_resize(&job, image->rows + y * image->stride + (ptrdiff_t)x * job.pixel_size, image->stride);
 }
 
 int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t *fill, pst_batch_image *images,
@@ -50,9 +46,7 @@ int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t
         pst_batch_image *image = &images[i];
         int done = 0;
         if (image->job.out_width > 0 && image->job.out_height > 0)
-            done = image->rows
-                       ? pst_resize(&image->job, cut_box(&image->job, image->rows, image->stride), image->stride)
-                       : pst_decode(&image->request) == PST_DONE;
+            done = image->rows ? draw_pixels(image) : pst_decode(&image->request) == PST_DONE;
         status[i] = (char)!done;
         resizing += image->request.resizing;
         if (fill)

@@ -48,12 +48,6 @@ __attribute__((format(printf, 3, 4))) static enum pst_outcome fail(pst_request *
     return outcome;
 }
 
-static long ceil_div(double value, int by)
-{
-    const long low = (long)(value / by);
-    return low + ((double)low * by < value);
-}
-
 /* What is decoded of an image: at 1 / scale of its size the box (left, top, right, bottom), whose pixels are the source
  * of `job`. */
 typedef struct {
@@ -67,6 +61,7 @@ static enum pst_outcome plan(decoding *d, pst_request *req, long width, long hei
 {
     const pst_resize_job *asked = req->job;
     pst_resize_job *job = &d->job;
+    int x, y;
     if ((unsigned long long)width * (unsigned long long)height > req->max_pixels)
         return fail(req, PST_LIMITED, "%ld x %ld pixels, more than the limit of %llu", width, height, req->max_pixels);
     if (req->expected_width > 0 && (req->expected_width != width || req->expected_height != height))
@@ -78,18 +73,22 @@ static enum pst_outcome plan(decoding *d, pst_request *req, long width, long hei
     while (!req->scale && d->scale < 8 && asked->right - asked->left >= 2.0 * d->scale * asked->out_width &&
            asked->bottom - asked->top >= 2.0 * d->scale * asked->out_height)
         d->scale *= 2;
-    d->box[0] = (long)(asked->left / d->scale);
-    d->box[1] = (long)(asked->top / d->scale);
-    d->box[2] = ceil_div(asked->right, d->scale);
-    d->box[3] = ceil_div(asked->bottom, d->scale);
     *job = *asked;
     job->pixel_size = job->channels;
-    job->width = (int)(d->box[2] - d->box[0]);
-    job->height = (int)(d->box[3] - d->box[1]);
-    job->left = req->scale ? 0 : asked->left / d->scale - (double)d->box[0];
-    job->top = req->scale ? 0 : asked->top / d->scale - (double)d->box[1];
-    job->right = req->scale ? job->width : asked->right / d->scale - (double)d->box[0];
-    job->bottom = req->scale ? job->height : asked->bottom / d->scale - (double)d->box[1];
+    job->left /= d->scale;
+    job->top /= d->scale;
+    job->right /= d->scale;
+    job->bottom /= d->scale;
+    pst_resize_cut(job, &x, &y);
+    if (req->scale) {
+        job->left = job->top = 0;
+        job->right = job->width;
+        job->bottom = job->height;
+    }
+    d->box[0] = x;
+    d->box[1] = y;
+    d->box[2] = x + job->width;
+    d->box[3] = y + job->height;
     return pst_resize_valid(job) ? PST_DONE : fail(req, PST_OUTSIDE, "%ld x %ld", width, height);
 }
 

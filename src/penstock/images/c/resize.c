@@ -41,6 +41,18 @@ static int is_copy(const pst_resize_job *job)
            job->bottom - job->top == job->out_height;
 }
 
+void pst_resize_cut(pst_resize_job *job, int *x, int *y)
+{
+    *x = (int)job->left;
+    *y = (int)job->top;
+    job->left -= *x;
+    job->right -= *x;
+    job->top -= *y;
+    job->bottom -= *y;
+    job->width = (int)job->right + (job->right > (int)job->right);
+    job->height = (int)job->bottom + (job->bottom > (int)job->bottom);
+}
+
 /* Filters. */
 
 static double support_of(const pst_resize_job *job, double box, int out)

@@ -64,6 +64,10 @@ typedef struct {
     uint8_t *line;
 } pst_resize_plan;
 
+/* Make the box of a job, rounded outward to whole pixels, its source: no pixel beside it counts. It begins at (x, y).
+ */
+void pst_resize_cut(pst_resize_job *job, int *x, int *y);
+
 int pst_resize_valid(const pst_resize_job *job);
 size_t pst_resize_scratch(const pst_resize_job *job);
 void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch);
