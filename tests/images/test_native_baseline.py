@@ -28,8 +28,8 @@ def pixels(data: bytes, box: Box, scale: int, *, channels: int, simd: bool, libj
         by *= 2
     rows, columns = -int(-bottom // by) - int(top // by), -int(-right // by) - int(left // by)
     out = np.zeros((rows, columns, channels), np.uint8)
-    how = (False, False, False, False, None, False)
-    native._jpeg.draw(data, out, *box, *how, simd, LIMIT, 0, 0, None, by, not libjpeg)
+    how = False, False, (False, False), None, False
+    native._jpeg.draw(data, out, box, *how, simd, LIMIT, (0, 0), None, by, not libjpeg)
     return out
 
 

@@ -114,12 +114,13 @@ def test_mutated_files(part: int) -> None:
         else:
             height, width = rng.choice(((1, 1), (4, 4), (10, 10), (48, 48)))
         out = memory[FENCE : FENCE + height * width * channels].reshape(height, width, channels)
-        how = rng.random() < 0.5, rng.random() < 0.5, rng.random() < 0.5, rng.random() < 0.5, None, False
+        flipped = rng.random() < 0.5, rng.random() < 0.5
+        how = rng.random() < 0.5, rng.random() < 0.5, flipped, None, False
         size = rng.choice(((0, 0), (0, 0), (0, 0), (40, 24), (24, 40)))
         simd, own, partial = rng.random() < 0.8, rng.random() < 0.8, rng.random() < 0.3
         entries = entries_for(rng, data, files)
         try:
-            native._jpeg.draw(data, out, *box, *how, simd, 1 << 20, *size, entries, scale, own, partial)
+            native._jpeg.draw(data, out, box, *how, simd, 1 << 20, size, entries, scale, own, partial)
             decoded += 1
         except REFUSED:
             refused += 1
@@ -139,15 +140,15 @@ def test_any_arguments() -> None:
     rng, files = random.Random(11), seeds()
     decoded = 0
     for _ in range(20_000):
-        box = [rng.choice((rng.choice(EDGES), edge)) for edge in (0, 0, 40, 24)]
-        size = [rng.choice(NUMBERS) if rng.random() < 0.3 else 0 for _ in range(2)]
+        box = tuple(rng.choice((rng.choice(EDGES), edge)) for edge in (0, 0, 40, 24))
+        size = tuple(rng.choice(NUMBERS) if rng.random() < 0.3 else 0 for _ in range(2))
         limit = rng.choice((0, 1, 959, 960, 2**32, 2**63, 2**64 - 1))
         scale = rng.choice((0, 0, 0, 1, 2, 3, 4, 8, 16, -1, 2**31))
         out = np.zeros((rng.randint(0, 50), rng.randint(0, 50), rng.choice((1, 3, 0, 4))), np.uint8)
-        how = rng.random() < 0.5, rng.random() < 0.5, False, True, None, rng.random() < 0.2
+        how = rng.random() < 0.5, rng.random() < 0.5, (False, True), None, rng.random() < 0.2
         partial = rng.random() < 0.5
         try:
-            native._jpeg.draw(rng.choice(files), out, *box, *how, True, limit, *size, None, scale, True, partial)
+            native._jpeg.draw(rng.choice(files), out, box, *how, True, limit, size, None, scale, True, partial)
         except REFUSED:
             continue
         decoded += 1

@@ -15,8 +15,8 @@ restart markers, or with the entries from `entries_of`, it begins near the box. 
 progressive and arithmetic-coded files (also shrunk), sampling factors other than 4:4:4, 4:2:2 and 4:2:0, and damaged
 files.
 
-Threads: the GIL is released, and no state is shared. Memory: the result, some rows of the image, and 100 KB of tables per
-thread.
+Threads: the GIL is released, and no state is shared. Memory: the result, some rows of the image, and 100 KB of tables
+per thread.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ __all__ = [
 Data: TypeAlias = bytes | bytearray | memoryview
 
 _MOST = 65535 * 65535  # maximum pixels of a JPEG
+_COPY = (False, False, (False, False), None, False, True)  # no filter, no flips, no table, not planar
 
 
 class Region(NamedTuple):
@@ -75,7 +76,7 @@ def is_available() -> bool:
 
 def libjpeg_turbo() -> str | None:
     """Return the version of libjpeg-turbo that the extension was built with; None without the extension."""
-    if _jpeg is None:
+    if not is_available():
         return None
     major, rest = divmod(_jpeg.LIBJPEG_TURBO_VERSION, 1_000_000)
     return f"{major}.{rest // 1000}.{rest % 1000}"
@@ -103,9 +104,9 @@ def decode_image(
     read, if given. With `partial`, missing or damaged parts are gray or wrong instead of an error. Raises the errors
     that the module's docstring lists.
     """
-    size = width, height = _size(data, size, max_pixels)
+    width, height = size = _size(data, size, max_pixels)
     out = np.empty((height, width, channels), np.uint8)
-    _draw(data, (0, 0, width, height), out, max_pixels=max_pixels, size=size, scale=1, partial=partial)
+    _jpeg.draw(data, out, (0, 0, width, height), *_COPY, _limit(max_pixels), size, None, 1, True, partial)
     return out
 
 
@@ -126,7 +127,7 @@ def decode_box(
     pixels or an error. `max_pixels` and `size` are as in `decode_image`. Raises the errors that the module's docstring
     lists.
     """
-    size = width, height = _size(data, size, max_pixels)
+    width, height = size = _size(data, size, max_pixels)
     left, top, right, bottom = box
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         raise IndexError(f"{width} x {height}")
@@ -135,7 +136,7 @@ def decode_box(
         scale *= 2
     x, y = int(left // scale), int(top // scale)
     out = np.empty((-int(-bottom // scale) - y, -int(-right // scale) - x, channels), np.uint8)
-    _draw(data, box, out, max_pixels=max_pixels, size=size, entries=entries, scale=scale)
+    _jpeg.draw(data, out, box, *_COPY, _limit(max_pixels), size, entries, scale)
     return Region(out, x, y, scale)
 
 
@@ -159,8 +160,8 @@ def draw_box(
     those of the two functions. Return the seconds that resizing took. Raises the errors that the module's docstring
     lists; then `out` may be partly written.
     """
-    how = interpolation == "bicubic", antialias, *flipped, table, planar
-    return _draw(data, box, out, how, max_pixels=max_pixels, size=size, entries=entries)
+    how = interpolation == "bicubic", antialias, flipped, table, planar, True
+    return _jpeg.draw(data, out, box, *how, _limit(max_pixels), size or (0, 0), entries) / 1e9
 
 
 def draw_batch(
@@ -259,23 +260,6 @@ def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels:
     if interval is not None and not 0 <= interval <= 65535:
         raise IndexError(f"an interval must be from 0 to 65,535 MCUs, not {interval}")
     return _jpeg.transcode(data, -1 if interval is None else interval, _limit(max_pixels))
-
-
-def _draw(
-    data: Data,
-    box: tuple[float, float, float, float],
-    out: npt.NDArray[Any],
-    how: tuple[bool, bool, bool, bool, Any, bool] = (False, False, False, False, None, False),
-    *,
-    max_pixels: int,
-    size: tuple[int, int] | None,
-    entries: bytes | memoryview | None = None,
-    scale: int = 0,
-    partial: bool = False,
-) -> float:
-    """Return the seconds that resizing took. With a scale, the box is rounded outward to whole pixels."""
-    limits = _limit(max_pixels), *(size or (0, 0))
-    return _jpeg.draw(data, out, *box, *how, True, *limits, entries, scale, True, partial) / 1e9
 
 
 def _size(data: Data, size: tuple[int, int] | None, max_pixels: int) -> tuple[int, int]:

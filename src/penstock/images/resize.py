@@ -64,9 +64,9 @@ def resize(
         raise ConfigError(f"source must be uint8 (height, width, channels), not {source.dtype} {source.shape}")
     if source.strides[1:] != (source.shape[2], 1):
         source = np.ascontiguousarray(source)
-    bicubic, (sideways, upside_down) = interpolation == "bicubic", flipped
+    bicubic = interpolation == "bicubic"
     try:
-        _jpeg.draw(source, out, *box, bicubic, antialias, sideways, upside_down, table, planar, simd)
+        _jpeg.draw(source, out, box, bicubic, antialias, flipped, table, planar, simd)
     except (ValueError, BufferError) as error:
         wanted = "no table" if table is None else f"a table {table.dtype} {table.shape}"
         raise ConfigError(

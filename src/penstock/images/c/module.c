@@ -123,7 +123,7 @@ static PyObject *draw(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer views[VIEWS] = {{0}};
     pst_resize_job job = {0};
     pst_request req = {.job = &job, .own = 1};
-    if (!PyArg_ParseTuple(args, "OOddddppppOpp|KllOipp", &from, &to, &job.left, &job.top, &job.right, &job.bottom,
+    if (!PyArg_ParseTuple(args, "OO(dddd)pp(pp)Opp|K(ll)Oipp", &from, &to, &job.left, &job.top, &job.right, &job.bottom,
                           &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &job.simd,
                           &req.max_pixels, &req.expected_width, &req.expected_height, &index, &req.scale, &req.own,
                           &req.partial))
