@@ -3,7 +3,6 @@
 
 #include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include <jerror.h>
@@ -127,14 +126,6 @@ static enum pst_outcome decode_region(pst_request *req)
     return count == 0 && resizing.row == d.job.height ? PST_DONE : PST_UNSUPPORTED;
 }
 
-/* Whether the rows are given by the functions that are called here, in the size that is asked for: not of lossless
- * files and of those with more bits, which libjpeg-turbo 3 reads, too. */
-static int has_blocks_of_8_bits(j_decompress_ptr cinfo, int frame)
-{
-    return cinfo->data_precision == 8 &&
-           (frame == SOF0 || frame == SOF1 || frame == SOF2 || frame == SOF9 || frame == SOF10);
-}
-
 /* Progressive, arithmetic-coded and multi-scan files are decoded whole: there is nothing to gain, or the skipping of
  * rows is not to be trusted. So are shrunken ones with rare sampling factors, whose components libjpeg shrinks by
  * different factors, and then upsamples the wrong rows and columns after a crop. */
@@ -165,8 +156,11 @@ static enum pst_outcome decode_by_libjpeg(j_decompress_ptr cinfo, void *argument
     decoding d;
     jpeg_mem_src(cinfo, req->data, (unsigned long)req->size);
     jpeg_read_header(cinfo, TRUE);
+    /* libjpeg-turbo 3 also reads lossless files and ones of more bits, whose rows it does not give by these functions,
+     * or not in the size that is asked for. */
     const int frame = ((const pst_libjpeg *)cinfo->err)->frame;
-    if (!has_blocks_of_8_bits(cinfo, frame))
+    if (cinfo->data_precision != 8 ||
+        (frame != SOF0 && frame != SOF1 && frame != SOF2 && frame != SOF9 && frame != SOF10))
         return fail(req, PST_UNSUPPORTED, "lossless, or not of 8 bits: frame marker 0x%02x, %d bits", (unsigned)frame,
                     cinfo->data_precision);
     const enum pst_outcome outcome = plan(&d, req, (long)cinfo->image_width, (long)cinfo->image_height);
@@ -220,11 +214,7 @@ enum pst_outcome pst_decode(pst_request *req)
         if (outcome != PST_UNSUPPORTED)
             return outcome;
     }
-    pst_libjpeg lib;
-    memset(&lib, 0, sizeof lib);
-    lib.message = req->message;
-    lib.max_scans = MAX_SCANS;
-    lib.tolerant = req->partial;
+    pst_libjpeg lib = {.message = req->message, .max_scans = MAX_SCANS, .tolerant = req->partial};
     return pst_libjpeg_run(&lib, decode_by_libjpeg, req);
 }
 

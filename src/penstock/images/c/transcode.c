@@ -17,46 +17,42 @@
 #define WANTED_INTERVAL 8  /* MCUs, as near as the width allows: a crop uses fewer of longer segments. */
 #define LEAST_INTERVAL 4   /* Shorter ones cost too many bytes: 4 add 2 % to photographs, 2 add 4 %. */
 
-typedef struct {
-    struct jpeg_destination_mgr manager; /* first: libjpeg's pointer to it is a pointer to all of it */
-    uint8_t *memory;
-    size_t capacity;
-} destination;
-
 /* What must survive a longjmp. */
 typedef struct {
+    struct jpeg_destination_mgr destination; /* first: libjpeg's pointer to it is a pointer to all of it */
     pst_libjpeg lib;
     struct jpeg_compress_struct to;
-    destination destination;
     const uint8_t *data;
     size_t size;
     long interval;
     unsigned long long max_pixels;
+    uint8_t *out;
+    size_t capacity;
 } transcoding;
 
 /* Make room for more bytes behind those that are in use. */
-static void reserve(j_compress_ptr to, size_t used, size_t more)
+static void reserve(transcoding *t, size_t used, size_t more)
 {
-    destination *d = (destination *)to->dest;
     const size_t capacity = 2 * used + more;
-    uint8_t *memory = realloc(d->memory, capacity);
-    if (!memory)
-        ERREXIT1(to, JERR_OUT_OF_MEMORY, 0);
-    d->memory = memory;
-    d->capacity = capacity;
-    d->manager.next_output_byte = memory + used;
-    d->manager.free_in_buffer = capacity - used;
+    uint8_t *out = realloc(t->out, capacity);
+    if (!out)
+        ERREXIT1(&t->to, JERR_OUT_OF_MEMORY, 0);
+    t->out = out;
+    t->capacity = capacity;
+    t->destination.next_output_byte = out + used;
+    t->destination.free_in_buffer = capacity - used;
 }
 
 static void init_destination(j_compress_ptr to)
 {
-    const transcoding *t = to->client_data;
-    reserve(to, 0, t->size + t->size / 8 + 4096);
+    transcoding *t = (transcoding *)to->dest;
+    reserve(t, 0, t->size + t->size / 8 + 4096);
 }
 
 static boolean empty_output_buffer(j_compress_ptr to)
 {
-    reserve(to, ((destination *)to->dest)->capacity, 1);
+    transcoding *t = (transcoding *)to->dest;
+    reserve(t, t->capacity, 1);
     return TRUE;
 }
 
@@ -92,7 +88,7 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(from);
 
     jpeg_create_compress(to);
-    to->dest = &t->destination.manager;
+    to->dest = &t->destination;
     jpeg_copy_critical_parameters(from, to);
     to->optimize_coding = TRUE;
     to->restart_interval = (unsigned)(t->interval < 0 ? choose_interval(from) : t->interval);
@@ -106,9 +102,9 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
 
     const uint8_t *rest = from->src->next_input_byte;
     const size_t size = (size_t)(t->data + t->size - rest);
-    reserve(to, t->destination.capacity - t->destination.manager.free_in_buffer, size);
-    memcpy(t->destination.manager.next_output_byte, rest, size);
-    t->destination.manager.free_in_buffer -= size;
+    reserve(t, t->capacity - t->destination.free_in_buffer, size);
+    memcpy(t->destination.next_output_byte, rest, size);
+    t->destination.free_in_buffer -= size;
     jpeg_finish_decompress(from);
     return PST_DONE;
 }
@@ -116,25 +112,21 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
 enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, unsigned long long max_pixels,
                                uint8_t **out, size_t *out_size)
 {
-    transcoding t;
     char message[JMSG_LENGTH_MAX];
-    memset(&t, 0, sizeof t); /* so that destroying is right at any point */
-    t.lib.message = message;
-    t.lib.max_scans = 1; /* decoders never come to a second scan that the header did not announce */
+    transcoding t = {.destination = {.init_destination = init_destination,
+                                     .empty_output_buffer = empty_output_buffer,
+                                     .term_destination = term_destination},
+                     .lib = {.message = message, .max_scans = 1}, /* no decoder comes to a second one */
+                     .data = data,
+                     .size = size,
+                     .interval = interval,
+                     .max_pixels = max_pixels};
     t.to.err = &t.lib.manager;
-    t.destination.manager.init_destination = init_destination;
-    t.destination.manager.empty_output_buffer = empty_output_buffer;
-    t.destination.manager.term_destination = term_destination;
-    t.to.client_data = &t;
-    t.data = data;
-    t.size = size;
-    t.interval = interval;
-    t.max_pixels = max_pixels;
     const enum pst_outcome outcome = pst_libjpeg_run(&t.lib, convert, &t);
-    jpeg_destroy_compress(&t.to);
+    jpeg_destroy_compress(&t.to); /* right at any point, as it was zeroed */
     if (outcome != PST_DONE)
-        free(t.destination.memory);
-    *out = outcome == PST_DONE ? t.destination.memory : NULL;
-    *out_size = t.destination.capacity - t.destination.manager.free_in_buffer;
+        free(t.out);
+    *out = outcome == PST_DONE ? t.out : NULL;
+    *out_size = t.capacity - t.destination.free_in_buffer;
     return outcome;
 }
