@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cv2
@@ -263,6 +266,55 @@ def test_one_file_that_cannot_be_drawn(damage: Any) -> None:
     arguments["out"][:] = 77
     assert draw(arguments, max_pixels=16 * 25) == b"\0\1\0"
     assert np.array_equal(arguments["out"][::2], expected[::2])
+
+
+def test_buffers_that_another_thread_changes() -> None:
+    """Whatever comes of it, no memory beside them is read or written (address_sanitizer.py)."""
+    arguments, files = batch(8), [bytearray(jpeg(noise(16, 24, i))) for i in range(8)]
+    originals = [bytes(file) for file in files]
+    arguments["sources"], stop = files, threading.Event()
+
+    def change() -> None:
+        rng = random.Random(0)
+        while not stop.is_set():
+            file, original = rng.choice(list(zip(files, originals, strict=True)))
+            at = rng.randrange(len(file))
+            file[at] = rng.choice((original[at], rng.randrange(256)))
+            row = rng.randrange(8)
+            arguments["boxes"][row, 2] = rng.choice((9.5, 20, 24, np.nan))
+            arguments["inside"][row, 2] = rng.choice((2, 5, 8, 99))
+            arguments["boxes"][row, 2], arguments["inside"][row, 2] = 24, 8
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    refused = 0
+    try:
+        for _ in range(2000):
+            try:
+                draw(arguments)
+            except ValueError:  # out of range
+                refused += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert refused < 2000
+
+
+def test_threads() -> None:
+    arguments = [batch() for _ in range(4)]
+    for i, one in enumerate(arguments):
+        one["sources"] = [jpeg(noise(16, 24, 9 * i + k), SUBSAMPLINGS[i % 3]) for k in range(3)]
+        draw(one)
+    expected = [one["out"].copy() for one in arguments]
+
+    def repeat(i: int) -> None:
+        for _ in range(200):
+            arguments[i]["out"][:] = 77
+            assert draw(arguments[i]) == bytes(3)
+            assert np.array_equal(arguments[i]["out"], expected[i])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(repeat, range(4)))
 
 
 def test_a_box_that_is_not_inside_its_file() -> None:
