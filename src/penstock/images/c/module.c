@@ -3,7 +3,14 @@
  * Sizes, shapes, strides and boxes are checked here, before anything is written. The GIL is released while pixels are
  * made.
  */
-#include "cpython.h"
+#define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+
+/* One build for all versions from 3.11 on. Python without the GIL has no stable ABI in 3.13 and 3.14. */
+#ifndef Py_GIL_DISABLED
+#define Py_LIMITED_API 0x030b0000
+#endif
+#include <Python.h>
 
 #include <stdlib.h>
 #include <string.h>

@@ -154,6 +154,8 @@ static void plan_axis(pst_resize_axis *axis, const pst_resize_job *job, double *
 
 /* Plan. */
 
+#if PST_AVX2_COMPILED
+
 /* The first pass makes two outputs at once, from 4 pairs of weights for each: lanes[i / 2][pair][i % 2][4][2]. Of fine
  * weights there are two vectors, high bits and low ones: lanes[i / 2][pair][2][i % 2][4][2]. It loads 16 bytes for two
  * pairs of taps, and so reads beyond the end of a row, where the weights are 0. */
@@ -183,6 +185,8 @@ static void plan_lanes(pst_resize_plan *plan)
     plan->overrun = last + (pairs - 1) / 2 * 4 * job->pixel_size + LOAD - job->width * job->pixel_size;
     plan->overrun = plan->overrun > 0 ? plan->overrun : 0;
 }
+
+#endif
 
 static size_t rounded(size_t size)
 {
