@@ -43,15 +43,16 @@ static picture decode(const question *q, const fuzz_box *box, int own, int parti
                       size_t entries_size)
 {
     picture made;
-    pst_request req = fuzz_request(q->in, box, q->scale);
-    pst_resize_job job;
-    memset(&made, 0, sizeof made);
+    pst_resize_job job = fuzz_pixels(box, q->scale, q->channels);
+    job.simd = q->simd && own;
+    pst_request req = fuzz_request(q->in, &job, q->scale);
     req.own = own;
     req.partial = partial;
     req.entries = entries;
     req.entries_size = entries_size;
-    made.pixels = fuzz_pixels(&req, &job, q->channels, &made.row);
-    job.simd = q->simd && own;
+    memset(&made, 0, sizeof made);
+    made.pixels = job.out;
+    made.row = job.row_stride;
     made.box = *box;
     made.outcome = pst_decode(&req);
     memcpy(made.message, req.message, sizeof made.message);
@@ -128,30 +129,35 @@ static void draw(question q, int own)
     for (size_t i = 0; i < sizeof table && !table[sizeof table - 1]; i++)
         table[i] = (uint8_t)(i * 167 + 13 + i / 256);
     size_t size;
-    pst_resize_job job = make_job(q.in, q.channels, table, &size), expected = job;
-    pst_request req = fuzz_request(q.in, &q.box, 0);
-    req.job = &job;
+    pst_resize_job job = make_job(q.in, q.channels, table, &size);
+    job.left = q.box.left;
+    job.top = q.box.top;
+    job.right = q.box.right;
+    job.bottom = q.box.bottom;
+    pst_request req = fuzz_request(q.in, &job, 0);
     req.own = own;
     const enum pst_outcome drawn = pst_decode(&req);
+
     q.scale = scale_of(&q.box, &job);
     q.simd = !job.simd;
     picture decoded = decode(&q, &q.box, own, 0, NULL, 0);
-    EXPECT(drawn == decoded.outcome || (drawn == PST_OUTSIDE && !pst_resize_valid(&job)), "drawn: %d, decoded: %d",
+    const long x = (long)(q.box.left / q.scale), y = (long)(q.box.top / q.scale);
+    pst_resize_job resizing = job;
+    resizing.simd = !job.simd;
+    resizing.width = (int)(fuzz_up(q.box.right, q.scale) - x);
+    resizing.height = (int)(fuzz_up(q.box.bottom, q.scale) - y);
+    resizing.left = q.box.left / q.scale - (double)x;
+    resizing.top = q.box.top / q.scale - (double)y;
+    resizing.right = q.box.right / q.scale - (double)x;
+    resizing.bottom = q.box.bottom / q.scale - (double)y;
+    EXPECT(drawn == decoded.outcome || (drawn == PST_OUTSIDE && !pst_resize_valid(&resizing)), "drawn: %d, decoded: %d",
            drawn, decoded.outcome);
     if (drawn == PST_DONE) {
-        expected.out = calloc(size, 1);
-        expected.simd = !job.simd;
-        const long x = (long)(q.box.left / q.scale), y = (long)(q.box.top / q.scale);
-        expected.width = (int)(fuzz_up(q.box.right, q.scale) - x);
-        expected.height = (int)(fuzz_up(q.box.bottom, q.scale) - y);
-        expected.left = q.box.left / q.scale - (double)x;
-        expected.top = q.box.top / q.scale - (double)y;
-        expected.right = q.box.right / q.scale - (double)x;
-        expected.bottom = q.box.bottom / q.scale - (double)y;
-        EXPECT(pst_resize_valid(&expected), "drawn, but cannot be resized");
-        pst_resize(&expected, decoded.pixels, (ptrdiff_t)decoded.row);
-        EXPECT(!memcmp(job.out, expected.out, size), "the drawing is not the resized box");
-        free(expected.out);
+        resizing.out = calloc(size, 1);
+        EXPECT(pst_resize_valid(&resizing), "drawn, but cannot be resized");
+        pst_resize(&resizing, decoded.pixels, (ptrdiff_t)decoded.row);
+        EXPECT(!memcmp(job.out, resizing.out, size), "the drawing is not the resized box");
+        free(resizing.out);
     }
     free(decoded.pixels);
     free(job.out);

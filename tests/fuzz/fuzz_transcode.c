@@ -119,15 +119,14 @@ static void compare_pixels(const pair *files, const fuzz_box *box, int scale, in
     enum pst_outcome outcome[3];
     size_t size = 0;
     for (int i = 0; i < 3; i++) {
-        pst_request req = fuzz_request(&in[i > 0], box, scale);
-        pst_resize_job job;
-        size_t row;
-        pixels[i] = fuzz_pixels(&req, &job, channels, &row);
-        size = row * (size_t)job.out_height;
+        pst_resize_job job = fuzz_pixels(box, scale, channels);
+        job.simd = i > 0;
+        pst_request req = fuzz_request(&in[i > 0], &job, scale);
         req.own = own;
         req.entries = i == 2 && entries_size ? entries : NULL;
         req.entries_size = i == 2 ? entries_size : 0;
-        job.simd = i > 0;
+        pixels[i] = job.out;
+        size = job.row_stride * (size_t)job.out_height;
         outcome[i] = pst_decode(&req);
     }
     for (int i = 1; i < 3; i++) {

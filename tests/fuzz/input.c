@@ -62,16 +62,13 @@ fuzz_box fuzz_take_box(fuzz_input *in, fuzz_size size)
     return box;
 }
 
-pst_request fuzz_request(const fuzz_input *in, const fuzz_box *box, int scale)
+pst_request fuzz_request(const fuzz_input *in, const pst_resize_job *job, int scale)
 {
     pst_request req;
     memset(&req, 0, sizeof req);
     req.data = in->data;
     req.size = in->size;
-    req.left = box->left;
-    req.top = box->top;
-    req.right = box->right;
-    req.bottom = box->bottom;
+    req.job = job;
     req.scale = scale;
     req.max_pixels = MAX_PIXELS;
     return req;
@@ -83,29 +80,31 @@ long fuzz_up(double value, int scale)
     return low + ((double)low * scale < value);
 }
 
-uint8_t *fuzz_pixels(pst_request *req, pst_resize_job *job, int channels, size_t *row)
+pst_resize_job fuzz_pixels(const fuzz_box *box, int scale, int channels)
 {
-    memset(job, 0, sizeof *job);
-    job->channels = channels;
-    job->item_size = 1;
-    job->out_width = (int)(fuzz_up(req->right, req->scale) - (long)(req->left / req->scale));
-    job->out_height = (int)(fuzz_up(req->bottom, req->scale) - (long)(req->top / req->scale));
-    job->row_stride = *row = (size_t)(job->out_width * channels);
-    job->plane_stride = 1;
-    job->out = malloc(*row * (size_t)job->out_height);
-    req->job = job;
-    return job->out;
+    pst_resize_job job;
+    memset(&job, 0, sizeof job);
+    job.left = box->left;
+    job.top = box->top;
+    job.right = box->right;
+    job.bottom = box->bottom;
+    job.channels = job.pixel_size = channels;
+    job.item_size = 1;
+    job.out_width = (int)(fuzz_up(box->right, scale) - (long)(box->left / scale));
+    job.out_height = (int)(fuzz_up(box->bottom, scale) - (long)(box->top / scale));
+    job.row_stride = (size_t)(job.out_width * channels);
+    job.plane_stride = 1;
+    job.out = malloc(job.row_stride * (size_t)job.out_height);
+    return job;
 }
 
 fuzz_size fuzz_size_of(const uint8_t *data, size_t size, int own)
 {
     /* No image is as large as this box: the error says how large it is. */
-    const fuzz_input in = {.data = (uint8_t *)data, .size = size};
-    pst_request req = fuzz_request(&in, &(fuzz_box){0, 0, 65535.5, 65535.5}, 0);
-    pst_resize_job job = {.out_width = 1, .out_height = 1};
+    const pst_resize_job job = {.right = 65535.5, .bottom = 65535.5, .out_width = 1, .out_height = 1, .channels = 1};
+    pst_request req = fuzz_request(&(fuzz_input){.data = (uint8_t *)data, .size = size}, &job, 0);
     fuzz_size found = {PST_DONE, 0, 0};
     req.own = own;
-    req.job = &job;
     found.outcome = pst_decode(&req);
     if (found.outcome == PST_OUTSIDE)
         EXPECT(sscanf(req.message, "%ld x %ld", &found.width, &found.height) == 2, "no size: %s", req.message);

@@ -43,11 +43,11 @@ fuzz_size fuzz_size_of(const uint8_t *data, size_t size, int own);
 /* A box of the image, with each edge at the image's own in half of all cases. */
 fuzz_box fuzz_take_box(fuzz_input *in, fuzz_size size);
 
-/* A request for a box of the input. */
-pst_request fuzz_request(const fuzz_input *in, const fuzz_box *box, int scale);
+/* A request for what `job` says, of the input. */
+pst_request fuzz_request(const fuzz_input *in, const pst_resize_job *job, int scale);
 
-/* New memory for the pixels that are asked for, of exactly their size, which `job` becomes; `row` are bytes of it. */
-uint8_t *fuzz_pixels(pst_request *req, pst_resize_job *job, int channels, size_t *row);
+/* A job for the pixels of a box, into new memory of exactly their size. */
+pst_resize_job fuzz_pixels(const fuzz_box *box, int scale, int channels);
 
 long fuzz_up(double value, int scale);
 
