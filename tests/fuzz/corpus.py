@@ -84,7 +84,10 @@ TABLES = {
         huffman({size: 1 if size == 0 else 11 for size in range(12)}),
         huffman({symbol: 1 if symbol == 0x00 else 9 + (at & 1) for at, symbol in enumerate(AC_SYMBOLS)}),
     ),
-    "all ones": (huffman(dict.fromkeys(range(16), 4)), huffman(dict.fromkeys(range(256), 8))),  # not allowed
+    "all ones": (  # which no code may be
+        huffman(dict.fromkeys(range(16), 4)),
+        huffman({symbol: 7 + (at >= 94) for at, symbol in enumerate(AC_SYMBOLS)}),
+    ),
     "every byte": (huffman(dict.fromkeys(range(16), 5)), huffman({symbol: 9 + symbol // 200 for symbol in range(256)})),
 }
 
