@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 import struct
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ import numpy as np
 import simplejpeg
 
 TAIL = 48
+VARIANTS = 4
 SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 FACTORS = {
     "444": ((1, 1), (1, 1), (1, 1)),
@@ -296,6 +297,11 @@ def written() -> Iterator[tuple[str, bytes]]:
         odd = Writer((16, 16), FACTORS["420"])
         odd.quantisation = b"\x10" + struct.pack(">64H", *[large] * 64)
         yield f"16-bit quantisation {large}", odd.file()
+    for factor in (20, 65, 100, 255):
+        for kind in ("gray", "420", "444"):
+            odd = Writer((40, 24), FACTORS.get(kind, ((1, 1),)))
+            odd.quantisation = bytes([0] + [factor] * 64)
+            yield f"large values {factor} {kind}", odd.file()
     odd = Writer((16, 16), ((1, 1),))
     odd.quantisation = bytes([3] + [0] * 64)
     yield "quantisation by zero", odd.file()
@@ -329,6 +335,16 @@ def rearranged() -> Iterator[tuple[str, bytes]]:
     yield "height behind", b"".join([soi, dqt, no_height, dht, dri, scan, segment(0xDC, sof[5:7]), eoi])
     yield "another height behind", b"".join([soi, dqt, sof, dht, dri, scan, segment(0xDC, b"\0\x09"), eoi])
     yield "arithmetic conditioning", b"".join([soi, segment(0xCC, b"\0\x10"), dqt, sof, dht, dri, scan, eoi])
+    adobe = segment(0xEE, b"Adobe\0\x64\0\0\0\0\0")
+    yield "Adobe's colours behind", b"".join([soi, dqt, sof, dht, dri, scan, adobe, eoi])
+    yield "JFIF behind", b"".join([soi, dqt, sof, dht, dri, scan, jfif, eoi])
+    yield "comment behind", b"".join([soi, dqt, sof, dht, dri, scan, comment, eoi])
+    yield "tables behind", b"".join([soi, dqt, sof, dht, dri, scan, other_dht, dqt[:4] + bytes(65), eoi])
+    yield "end in front", b"".join([soi, segment(0xE4, eoi), dqt, sof, dht, dri, scan])
+    plain = Writer((16, 16), FACTORS["444"])
+    plain.names = (82, 71, 66)
+    yield "JFIF behind RGB", plain.file()[:-2] + jfif + eoi
+    yield "end in front of a scan without markers", soi + segment(0xE4, eoi) + plain.file()[2:-2]
     yield "no end", b"".join([soi, dqt, sof, dht, dri, scan])
     yield "bytes behind", b"".join([soi, dqt, sof, dht, dri, scan, eoi, b"tail" * 5])
     yield "end within", b"".join([soi, dqt, sof, dht, dri, scan[: scan_head + 30], eoi, scan[scan_head + 30 :], eoi])
@@ -378,15 +394,20 @@ def seeds() -> dict[str, bytes]:
     return found
 
 
-def tail(name: str) -> bytes:
-    return random.Random(name).randbytes(TAIL)
+def inputs() -> dict[str, bytes]:
+    """All files with arguments of a target behind them, in a few variants."""
+    found = {}
+    for name, data in seeds().items():
+        for variant in range(VARIANTS):
+            found[f"{name} {variant}"] = data + random.Random(f"{name} {variant}").randbytes(TAIL)
+    return found
 
 
 def main(folder: Path) -> None:
-    """Write each file with arguments behind it, and the inputs that once found a fault."""
+    """Write all inputs, and those that once found a fault."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in seeds().items():
-        (folder / f"{zlib.crc32(name.encode()):08x}").write_bytes(data + tail(name))
+    for name, data in inputs().items():
+        (folder / re.sub(r"\W+", "-", name)).write_bytes(data)
     for path in sorted(Path(__file__).with_name("regressions").glob("*")):
         (folder / path.name).write_bytes(path.read_bytes())
 
