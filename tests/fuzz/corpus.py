@@ -342,9 +342,9 @@ def rearranged() -> Iterator[tuple[str, bytes]]:
     yield "tables behind", b"".join([soi, dqt, sof, dht, dri, scan, other_dht, dqt[:4] + bytes(65), eoi])
     yield "end in front", b"".join([soi, segment(0xE4, eoi), dqt, sof, dht, dri, scan])
     plain = Writer((16, 16), FACTORS["444"])
+    yield "end in front of a scan without markers", soi + segment(0xE4, eoi) + plain.file()[2:-2]
     plain.names = (82, 71, 66)
     yield "JFIF behind RGB", plain.file()[:-2] + jfif + eoi
-    yield "end in front of a scan without markers", soi + segment(0xE4, eoi) + plain.file()[2:-2]
     yield "no end", b"".join([soi, dqt, sof, dht, dri, scan])
     yield "bytes behind", b"".join([soi, dqt, sof, dht, dri, scan, eoi, b"tail" * 5])
     yield "end within", b"".join([soi, dqt, sof, dht, dri, scan[: scan_head + 30], eoi, scan[scan_head + 30 :], eoi])
