@@ -103,7 +103,9 @@ static enum pst_outcome decode_region(pst_request *req)
 {
     pst_frame frame;
     decoding d;
-    if (!pst_frame_read(&frame, req->data, req->size))
+    /* An end in front of the scan, as of a thumbnail, is not this one's: libjpeg would not go on to the end of the data. */
+    if (!pst_frame_read(&frame, req->data, req->size) ||
+        !is_complete(req->data + frame.scan, req->size - frame.scan))
         return PST_UNSUPPORTED;
     const enum pst_outcome outcome = plan(&d, req, frame.width, frame.height);
     if (outcome != PST_DONE)
@@ -221,7 +223,7 @@ enum pst_outcome pst_decode(pst_request *req)
 size_t pst_entries(const uint8_t *data, size_t size, long step, uint8_t *out, size_t capacity)
 {
     pst_frame frame;
-    if (!is_complete(data, size) || !pst_frame_read(&frame, data, size))
+    if (!pst_frame_read(&frame, data, size) || !is_complete(data + frame.scan, size - frame.scan))
         return 0;
     return pst_entries_write(&kept, &frame, data, size, step, out, capacity);
 }
