@@ -190,3 +190,13 @@ def test_nothing_behind_a_file_is_read_while_another_process_changes_it(tmp_path
     command = [sys.executable, "-c", CHANGED, str(tmp_path / "file.jpg")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_end_in_front_of_the_scan_is_not_the_end_of_the_image() -> None:
+    """Found by fuzzing: the end of a thumbnail hid that the image has none."""
+    data = jpeg(noise(24, 40))
+    cut = data[:2] + b"\xff\xe1\0\4\xff\xd9" + data[2:-2]
+    assert native.entries_of(cut + data[-2:]) is not None
+    assert native.entries_of(cut) is None
+    with pytest.raises(ValueError, match=r"(?i)premature end"):
+        native.decode_image(cut, max_pixels=LIMIT)

@@ -103,9 +103,8 @@ static enum pst_outcome decode_region(pst_request *req)
 {
     pst_frame frame;
     decoding d;
-    /* An end in front of the scan, as of a thumbnail, is not this one's: libjpeg would not go on to the end of the data. */
-    if (!pst_frame_read(&frame, req->data, req->size) ||
-        !is_complete(req->data + frame.scan, req->size - frame.scan))
+    /* The end of a thumbnail in front of the scan is not that of the scan. */
+    if (!pst_frame_read(&frame, req->data, req->size) || !is_complete(req->data + frame.scan, req->size - frame.scan))
         return PST_UNSUPPORTED;
     const enum pst_outcome outcome = plan(&d, req, frame.width, frame.height);
     if (outcome != PST_DONE)
