@@ -4,8 +4,8 @@
  *    alone, by our own decoder, and by that with the entries that we made of the file.
  * 2. What our own decoder refuses, libjpeg has decided: the outcome is the same as without it.
  * 3. Where libjpeg refuses the box, so does our own decoder, unless the damage is in data that it has no need to look
- *    at: below the box, right of it in the last row, or behind restart markers. So if it decodes all rows from the first
- *    to some below the box, in their full width, then libjpeg must decode the box.
+ *    at: below the box, right of it in the last row, or behind restart markers. So if it decodes all rows from the
+ * first to some below the box, in their full width, then libjpeg must decode the box.
  * 4. Of a file that has entries, libjpeg decodes the whole image.
  * 5. A drawing is the decoded box, resized, by vector instructions or not.
  * 6. Changed entries give some pixels or an error.

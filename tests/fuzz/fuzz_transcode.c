@@ -2,8 +2,8 @@
  *
  * 1. The result is read to its end without a warning. It has the same size, sampling factors, tables of quantisation,
  *    coefficients, APPn and COM segments as the file, and the interval that was asked for.
- * 2. It has the same pixels, by our own decoder and by libjpeg, whole and in a box, where that begins at a marker; where
- *    there is no marker, with and without entries.
+ * 2. It has the same pixels, by our own decoder and by libjpeg, whole and in a box, where that begins at a marker;
+ * where there is no marker, with and without entries.
  * 3. Put through it once more, it stays as it is.
  *
  * AddressSanitizer sees to all memory: file and results lie in blocks of exactly their size. */

@@ -52,10 +52,10 @@ pst_resize_job fuzz_pixels(const fuzz_box *box, int scale, int channels);
 long fuzz_up(double value, int scale);
 
 /* End the process, with what was expected, where it is not so. */
-#define EXPECT(condition, ...) \
-    do \
-        if (!(condition)) \
-            fuzz_fail(__FILE__, __LINE__, #condition, __VA_ARGS__); \
+#define EXPECT(condition, ...)                                                                                         \
+    do                                                                                                                 \
+        if (!(condition))                                                                                              \
+            fuzz_fail(__FILE__, __LINE__, #condition, __VA_ARGS__);                                                    \
     while (0)
 _Noreturn void fuzz_fail(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

@@ -256,3 +256,11 @@ def test_no_memory_stays_behind() -> None:
 
     before = convert(20)  # a sanitizer keeps what was freed for a while
     assert convert(20) < before + 40_000
+
+
+@pytest.mark.parametrize("segment", [b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0", b"\xff\xfe\0\4ab"])
+def test_segments_behind_the_scan_leave_a_file_as_it_is(segment: bytes) -> None:
+    """Found by fuzzing: written in front of the scan, Adobe's segment changed the colours."""
+    data = jpeg(noise(24, 40))
+    assert native.with_restart_markers(data[:-2] + segment + data[-2:], max_pixels=LIMIT) is None
+    assert native.with_restart_markers(data[:2] + segment + data[2:], max_pixels=LIMIT) is not None

@@ -3,7 +3,7 @@
  * - Coefficients, quantisation tables, sampling factors, colours and components' names are those of the file. So are
  * all APPn and COM segments, byte for byte and in their order, and what follows the end of the image.
  * - A file that is not read to its end without a warning, or that libjpeg would write otherwise (several scans,
- *   progressive, arithmetic coding, lossless, more than 8 bits), gives nothing.
+ *   progressive, arithmetic coding, lossless, more than 8 bits, APPn or COM segments behind the scan), gives nothing.
  * - Memory: the result, and all coefficients, 2 bytes each. Pixels are limited.
  */
 #include "transcode.h"
@@ -85,7 +85,13 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
         return PST_UNSUPPORTED;
     if ((unsigned long long)from->image_width * from->image_height > t->max_pixels)
         return PST_LIMITED;
+    jpeg_saved_marker_ptr last = from->marker_list;
+    while (last && last->next)
+        last = last->next;
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(from);
+    /* In front of the scan, a segment that stood behind it would say what the colours are. */
+    if (last ? last->next : from->marker_list)
+        return PST_UNSUPPORTED;
 
     jpeg_create_compress(to);
     to->dest = &t->destination;
