@@ -166,7 +166,7 @@ class TestOtherImages:
         assert (decode_region(data, box, target=(80, 80), entries=old)[0] == 100).all()
         dataset = ImageDataset(manifest, transform=[CenterCrop(40)], index=True)
         used.clear()
-        with pytest.warns(UserWarning, match="row 0, .* Build the index again"):
+        with pytest.warns(UserWarning, match="row 0, .* build the index again"):
             found = dataset[0][0]
         assert torch.equal(found, ImageDataset(manifest, transform=[CenterCrop(40)])[0][0])
         dataset[1]

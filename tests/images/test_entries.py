@@ -185,8 +185,10 @@ class TestOtherData:
         bit = draw.draw(st.integers(0, 8 * len(data) - 1), label="bit of the file")
         changed[bit // 8] ^= 1 << bit % 8
         index = ImageIndex.open(write_index(manifest, step=2).path, manifest)
-        with pytest.warns(UserWarning, match=OTHER):
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
             assert index.entries(0, bytes(changed)) is None
+        assert [OTHER in str(one.message) for one in given] == [True] * (bit >= 16)  # else it is no JPEG any more
         assert index.entries(0, data) == right
 
     def test_another_manifest_is_refused(self, manifest: Manifest, tmp_path: Path) -> None:
@@ -215,8 +217,11 @@ class TestOtherData:
         index = made(manifest)
         with open(index.path, "r+b") as file:
             file.truncate(70)
+        with pytest.warns(UserWarning, match="truncated while it was open.* decoding takes longer"):
+            assert index.entries(0, data_of(manifest, 0)) is None
+        assert index.entries(1, data_of(manifest, 1)) is None  # the warning comes once
         with pytest.raises(ManifestError, match="truncated while it was open"):
-            index.entries(0, data_of(manifest, 0))
+            index.is_of(0, data_of(manifest, 0))
 
     def test_replaced_while_it_is_open_it_goes_on_with_the_old_one(self, manifest: Manifest) -> None:
         index, data = made(manifest), data_of(manifest, 0)
@@ -226,7 +231,7 @@ class TestOtherData:
     @pytest.mark.parametrize("row", [-1, 6])
     def test_rows_that_there_are_not(self, manifest: Manifest, row: int) -> None:
         with pytest.raises(IndexError, match="6 rows"):
-            made(manifest).entries(row, b"")
+            made(manifest).entries(row, data_of(manifest, 0))
 
 
 def test_a_pickle_is_a_path(manifest: Manifest) -> None:

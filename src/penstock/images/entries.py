@@ -296,9 +296,11 @@ class ImageIndex:
     """
 
     learns: bool = False
-    """Whether missing entries are computed and stored: False once writing failed."""
-    _learned: tuple[str, str | None, ImageIndex | None] | None = None
-    """Of an index that learns: its name, its folder if not the user's cache, and the index that is searched first."""
+    """Whether missing entries are computed and stored: False once reading or writing failed."""
+    _place: tuple[str, str | None] | None = None
+    """Name of an index that learns, and its folder if not the user's cache."""
+    _complete: ImageIndex | None = None
+    """Of an index that learns: the one that is searched first."""
 
     def __init__(
         self, path: Path, fingerprint: str, rows: int, of: Origin = _MANIFEST, *, once: WarnOnce | None = None
@@ -368,7 +370,7 @@ class ImageIndex:
             raise
         except OSError as error:
             raise io_error(path, error, "cannot write an index of entries to") from error
-        index._learned, index.learns = (name, cache_dir, complete), True
+        index._place, index._complete, index.learns = (name, cache_dir), complete, True
         try:
             index._write(b"", TABLE)
         except OSError as error:
@@ -379,10 +381,9 @@ class ImageIndex:
         return self.rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._learned is None:
+        if self._place is None:
             return ImageIndex, (self.path, self.fingerprint, self.rows, self._of)
-        name, cache_dir, complete = self._learned
-        return ImageIndex.learn, (name, cache_dir, self.fingerprint, self.rows, complete)
+        return ImageIndex.learn, (*self._place, self.fingerprint, self.rows, self._complete)
 
     def __repr__(self) -> str:
         return f"ImageIndex({str(self.path)!r})"
@@ -391,28 +392,35 @@ class ImageIndex:
         """Return the entries of an image for `decode_region`; None if it has none.
 
         `data` is the whole image file. `row` is the row in the whole manifest (`Record.row`), or the number of the
-        sample in the shard. Entries of other bytes are not returned: a warning is issued once per process, or, if the
-        index learns, they are computed anew.
-
-        Raises `IndexError` for a row out of range, `ManifestError` if the index was truncated meanwhile and does not
-        learn.
+        sample in the shard. Entries of other bytes are not returned: if the index learns, they are computed anew, else
+        a warning is issued once per process, as for an index that was truncated meanwhile. Raises `IndexError` for a
+        row out of range.
 
         Cost: two reads from the page cache, and a hash of `data`: 15 us for 100 kB. Learning: two thirds of a decode,
         once per image.
         """
-        if self._learned is not None:
-            return self._entries_or_learn(row, data)
-        found = self._find(row)
-        if found is None or found.is_of(data):
-            return (found and found.entries) or None
-        self._once.warn(
-            f"{self.path}: the entries of row {row}, and maybe of others, are damaged or belong to another image file. "
-            f"They are not used: pixels are right, but take longer. Build the index again: {self._of.make}"
-        )
-        return None
+        if bytes(data[:2]) != b"\xff\xd8":
+            return None  # other formats have no entries
+        for index in (self,) if self._complete is None else (self._complete, self):
+            try:
+                found = index._find(row)
+            except ManifestError as error:  # it was truncated
+                self._stop(str(error))
+                continue
+            if found is not None and found.is_of(data):
+                return found.entries or None
+            if found is not None and not self.learns:
+                self._stop(
+                    f"{index.path}: the entries of row {row}, and maybe of others, are damaged or belong to another "
+                    f"image file: build the index again with: {index._of.make}"
+                )
+        return self._learn(row, data) if self.learns and native.is_available() else None
 
     def is_of(self, row: int, data: Data) -> bool:
-        """Return whether a row's entries, if it has any, belong to these bytes. Raises as `entries` does."""
+        """Return whether a row's entries, if it has any, belong to these bytes.
+
+        Raises `IndexError` for a row out of range, `ManifestError` if the index was truncated meanwhile.
+        """
         found = self._find(row)
         return found is None or found.is_of(data)
 
@@ -430,20 +438,8 @@ class ImageIndex:
         inside = offset + size <= self._file.size or offset + size <= self._file.size_now()
         return ImageEntries(self._file.read(size, offset) if inside else b"", digest)
 
-    def _entries_or_learn(self, row: int, data: Data) -> bytes | None:
-        if bytes(data[:2]) != b"\xff\xd8":
-            return None  # other formats have no entries, and no row is needed for that
-        assert self._learned is not None
-        for index in (self._learned[2], self):
-            try:
-                found = None if index is None else index._find(row)
-            except ManifestError as error:  # it was truncated
-                self._stop(str(error))
-                continue
-            if found is not None and found.is_of(data):
-                return found.entries or None
-        if not self.learns or not native.is_available():
-            return None
+    def _learn(self, row: int, data: Data) -> bytes | None:
+        """Compute the entries of an image. Append them, then write the row, also of an image without entries."""
         found = compute_entries(data, self.step)
         size, offset = len(found.entries), 0
         try:
@@ -476,7 +472,7 @@ class ImageIndex:
 
     def _stop(self, why: str) -> None:
         self.learns = False
-        self._once.warn(f"{why}. Images without entries decode to the same pixels, but take longer")
+        self._once.warn(f"{why}. Pixels are right without entries, but decoding takes longer")
 
     def _damaged(self, what: str) -> ManifestError:
         return ManifestError(

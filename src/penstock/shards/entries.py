@@ -1,8 +1,8 @@
 """An index of entries for the images of a shard, beside it: ``NAME.tar.entries``.
 
     indexed = write_entries("train-000000.tar")                      # number of images with entries
-    found = ShardEntries("train-000000.tar", index, Once())
-    entries = found.of(number, data)                                 # for `decode_region`; None if missing
+    found = open_entries("train-000000.tar", index)
+    entries = found.entries(number, data)                            # for `decode_region`; None if missing
 
 The file has the format of `penstock.images.entries`: its rows are the samples of the shard, and its fingerprint is that
 of the shard's content. A sample's entries belong to its first image, which `penstock.ImageDataset` decodes.
@@ -27,11 +27,11 @@ from penstock.warn_once import WarnOnce
 
 __all__ = [
     "ORIGIN",
-    "ShardEntries",
     "entries_path",
     "first_image",
     "has_entries",
     "open_entries",
+    "open_if_valid",
     "write_entries",
 ]
 
@@ -96,30 +96,11 @@ def has_entries(shard: str) -> bool:
     return True
 
 
-class ShardEntries:
-    """The entries of an open shard, if it has an index of them. Thread-safe.
-
-    Shards with the same `once` share one warning.
-    """
-
-    def __init__(self, shard: str, index: ShardIndex, once: WarnOnce) -> None:
-        self._once = once
-        self._index: ImageIndex | None = None
-        try:
-            self._index = open_entries(shard, index, once)
-        except (ManifestError, StateError) as error:
-            if not isinstance(error, ManifestIOError) or error.errno != errno.ENOENT:
-                self._refuse(error)
-
-    def of(self, number: int, data: bytes) -> bytes | None:
-        """Return the entries of a sample's first image, whose bytes are `data`. Cost: see `ImageIndex.entries`."""
-        if self._index is None:
-            return None
-        try:
-            return self._index.entries(number, data)
-        except ManifestError as error:  # truncated meanwhile
-            self._refuse(error)
-            return None
-
-    def _refuse(self, error: Exception) -> None:
-        self._once.warn(f"{error}. It is not used: the pixels are right, but decoding takes longer")
+def open_if_valid(shard: str, index: ShardIndex, once: WarnOnce) -> ImageIndex | None:
+    """Return the index of entries of a shard; None if it has none, or, with a warning, none that is valid."""
+    try:
+        return open_entries(shard, index, once)
+    except (ManifestError, StateError) as error:
+        if not isinstance(error, ManifestIOError) or error.errno != errno.ENOENT:
+            once.warn(f"{error}. Pixels are right without entries, but decoding takes longer")
+        return None

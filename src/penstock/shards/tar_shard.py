@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.manifest.sidecar import places
@@ -31,7 +31,7 @@ from penstock.storage.urls import path_of, shown
 from penstock.warn_once import WarnOnce
 
 if TYPE_CHECKING:
-    from penstock.shards.entries import ShardEntries
+    from penstock.images.entries import ImageIndex
 
 __all__ = ["OpenShard", "TarShard", "file_of", "index_url", "read_samples"]
 
@@ -42,7 +42,7 @@ class OpenShard:
     def __init__(self, url: str, source: File | RemoteSource, index: ShardIndex) -> None:
         self.url, self.source, self.index = url, source, index
         self.file = source if isinstance(source, File) else None
-        self._entries: ShardEntries | None = None  # opened at first use
+        self._entries: ImageIndex | Literal[False] | None = None  # opened at first use; False: there is none
         if self.file is not None:
             self.file.expect(index.header.size, index.header.mtime_ns)
 
@@ -52,14 +52,14 @@ class OpenShard:
             self.file.check()
 
     def entries(self, number: int, data: bytes, once: WarnOnce) -> bytes | None:
-        """Return the entries of a sample's first image, whose bytes are `data`; see `ShardEntries`."""
+        """Return the entries of a sample's first image, whose bytes are `data`; see `ImageIndex.entries`."""
         if self.file is None:
             return None
         if self._entries is None:
-            from penstock.shards.entries import ShardEntries  # imported late: it loads the image decoders
+            from penstock.shards.entries import open_if_valid  # imported late: it loads the image decoders
 
-            self._entries = ShardEntries(self.file.path, self.index, once)
-        return self._entries.of(number, data)
+            self._entries = open_if_valid(self.file.path, self.index, once) or False
+        return self._entries.entries(number, data) if self._entries else None
 
     def sample(self, number: int) -> Sample:
         """Return one sample, with its data as bytes. Raises as `read_samples`."""
