@@ -401,7 +401,8 @@ class ImageIndex:
         """
         if bytes(data[:2]) != b"\xff\xd8":
             return None  # other formats have no entries
-        for index in (self,) if self._complete is None else (self._complete, self):
+        searched = [self] if self._complete is None else [self._complete, self]
+        for index in searched:
             try:
                 found = index._find(row)
             except ManifestError as error:  # it was truncated
