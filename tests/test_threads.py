@@ -16,9 +16,11 @@ from penstock.threads import map_blocks
 @settings(max_examples=50)
 @given(st.integers(0, 300), st.integers(1, 50), st.sampled_from([1, 2, 5]))
 def test_everything_once_and_in_order(rows: int, block: int, workers: int) -> None:
-    results = list(map_blocks(list, rows, block=block, workers=workers))
-    assert [row for _, values in results for row in values] == list(range(rows))
-    assert all(list(part) == values for part, values in results)
+    steps: list[tuple[int, int]] = []
+    results = list(map_blocks(list, rows, block=block, workers=workers, progress=lambda *step: steps.append(step)))
+    assert [row for values in results for row in values] == list(range(rows))
+    assert [len(values) for values in results[:-1]] == [block] * (len(results) - 1)
+    assert steps == [(min(start + block, rows), rows) for start in range(0, rows, block)]
 
 
 def test_order_does_not_depend_on_speed() -> None:
@@ -26,7 +28,7 @@ def test_order_does_not_depend_on_speed() -> None:
         time.sleep(0.05 if part.start == 0 else 0)
         return part.start
 
-    assert [start for _, start in map_blocks(slow_first, 8, block=1, workers=4)] == list(range(8))
+    assert list(map_blocks(slow_first, 8, block=1, workers=4)) == list(range(8))
 
 
 def test_calls_run_at_the_same_time() -> None:
@@ -54,10 +56,9 @@ def test_an_error_comes_in_its_place_and_stops_the_rest() -> None:
             raise ValueError("block 5")
         return part.start
 
-    seen = []
+    seen: list[int] = []
     with pytest.raises(ValueError, match="block 5"):
-        for _, start in map_blocks(fail_at_5, 1000, block=1, workers=2):
-            seen.append(start)
+        seen.extend(map_blocks(fail_at_5, 1000, block=1, workers=2))
     assert seen == [0, 1, 2, 3, 4]
     assert len(calls) < 50
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-files")]

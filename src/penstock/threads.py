@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 from penstock.errors import ConfigError
@@ -78,32 +79,39 @@ def _end_all() -> None:
 
 
 def map_blocks(
-    function: Callable[[range], T], rows: int, *, block: int, workers: int | None = None
-) -> Iterator[tuple[range, T]]:
-    """Split ``range(rows)`` into blocks of `block` rows and yield ``(part, function(part))`` in order.
+    function: Callable[[range], T],
+    rows: int,
+    *,
+    block: int,
+    workers: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Iterator[T]:
+    """Split ``range(rows)`` into blocks of `block` rows and yield ``function(part)`` of each, in order.
 
     `workers` threads run the calls (default: 4 per CPU, at most 32, because most of the time is spent on disk reads).
     They compute at most 4 * `workers` blocks ahead of the consumer. An exception of `function` is raised in place of
-    its result. Raises `ConfigError` for less than one worker.
+    its result. `progress` is called with the numbers of finished rows and of all rows, after the consumer has used a
+    result. Raises `ConfigError` for less than one worker.
 
-        >>> [total for _, total in map_blocks(sum, 10, block=4, workers=2)]
+        >>> list(map_blocks(sum, 10, block=4, workers=2))
         [6, 22, 17]
     """
     if workers is None:
         workers = min(32, 4 * (os.cpu_count() or 1))
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, not {workers}")
+    parts = (range(start, min(start + block, rows)) for start in range(0, rows, block))
     waiting: deque[tuple[range, Future[T]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="penstock-files")
     try:
-        for start in range(0, rows, block):
-            part = range(start, min(start + block, rows))
-            waiting.append((part, pool.submit(function, part)))
-            if len(waiting) > 4 * workers:
-                done, task = waiting.popleft()
-                yield done, task.result()
-        while waiting:
-            done, task = waiting.popleft()
-            yield done, task.result()
+        while True:
+            for part in islice(parts, 4 * workers + 1 - len(waiting)):
+                waiting.append((part, pool.submit(function, part)))
+            if not waiting:
+                return
+            part, task = waiting.popleft()
+            yield task.result()
+            if progress is not None:
+                progress(part.stop, rows)
     finally:
         pool.shutdown(cancel_futures=True)

@@ -234,7 +234,7 @@ def write_index(
     try:
         with write_atomically(target) as file:
             writer = IndexWriter(file, _whole_rows(manifest))
-            for part, found in map_blocks(scan, images, block=_BLOCK, workers=workers):
+            for found in map_blocks(scan, images, block=_BLOCK, workers=workers, progress=progress):
                 for image in found:
                     if isinstance(image, UnreadImage):
                         unread += 1
@@ -243,8 +243,6 @@ def write_index(
                         row, size, entries = image
                         nbytes += size
                         writer.add(row, entries)
-                if progress is not None:
-                    progress(part.stop, images)
             if not writer.indexed:
                 reason = "only baseline JPEGs without restart markers have entries"
                 if errors:

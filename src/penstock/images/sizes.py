@@ -73,10 +73,8 @@ def measure(
         return failed
 
     errors: list[SizeError] = []
-    for part, failed in map_blocks(measure_block, rows, block=_BLOCK, workers=workers):
+    for failed in map_blocks(measure_block, rows, block=_BLOCK, workers=workers, progress=progress):
         errors.extend(failed[: MAX_ERRORS - len(errors)])
-        if progress is not None:
-            progress(part.stop, rows)
     return widths, heights, errors
 
 

@@ -74,8 +74,7 @@ def read_samples(
         return size, failed
 
     total, failures, examples = 0, 0, list[str]()
-    for part, (size, failed) in map_blocks(read_block, len(manifest), block=_BLOCK, workers=workers):
+    for size, failed in map_blocks(read_block, len(manifest), block=_BLOCK, workers=workers, progress=progress):
         total, failures = total + size, failures + len(failed)
         examples += failed[: _EXAMPLES - len(examples)]
-        progress(part.stop, len(manifest))
     return total, failures, examples
