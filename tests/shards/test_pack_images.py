@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from busy_support import HANG
 from full_run import full_only
-from jpeg_support import SUBSAMPLINGS, by_opencv, jpeg, noise
+from jpeg_support import USUAL, by_opencv, jpeg, noise
 from typer.testing import CliRunner
 
 from penstock.errors import ConfigError, ShardIOError
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     for label in ("a", "b"):
         (where / label).mkdir(parents=True)
     for number in range(BASELINE):
-        data = jpeg(noise(60 + 7 * number, 130 - 3 * number, number), SUBSAMPLINGS[number % 5])
+        data = jpeg(noise(60 + 7 * number, 130 - 3 * number, number), USUAL[number % len(USUAL)])
         (where / "ab"[number % 2] / f"{number:02d}.jpg").write_bytes(data)
     (where / "b" / OTHERS[0]).write_bytes(by_opencv(noise(40, 40), cv2.IMWRITE_JPEG_PROGRESSIVE, 1))
     (where / "b" / OTHERS[1]).write_bytes(jpeg(noise(90, 60))[:-600])

@@ -244,7 +244,7 @@ def write_index(
                         nbytes += size
                         writer.add(row, entries)
             if not writer.indexed:
-                reason = "only baseline JPEGs without restart markers have entries"
+                reason = "only baseline JPEGs of the usual samplings, without restart markers, have entries"
                 if errors:
                     reason = f"{unread:,} cannot be read, the first: {errors[0].message}"
                 raise ImageError(f"none of {images:,} images has entries, so nothing is written: {reason}")
