@@ -180,7 +180,11 @@ class TestContract:
     @pytest.mark.parametrize("name", of_jpeg())
     def test_a_trailer_behind_the_image_is_not_looked_at(self, name: str) -> None:
         data = encoded("jpeg")
-        check(decode(data + bytes(10_000), backend=name), decode(data, backend=name), 0)
+        stray = data[:20] + b"\0\0\0" + data[20:]  # behind APP0
+        assert data[:4] == b"\xff\xd8\xff\xe0"
+        assert data[4:6] == b"\0\x10"
+        for whole in (data, stray):
+            check(decode(whole + bytes(10_000), backend=name), decode(data, backend=name), 0)
 
     @every
     @pytest.mark.parametrize("data", [b"", b"no image at all", b"\xff\xd8\xff\xe0 nothing", bytes(9000)])
