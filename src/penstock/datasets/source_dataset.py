@@ -248,15 +248,19 @@ class SourceDataset(BatchedDataset):
     # Items.
 
     def __getitem__(self, index: int) -> Any:
+        return self.load_one(index, self.load)
+
+    def load_one(self, index: int, load: Callable[[Any], Any] | None) -> Any:
+        """Return the item at an index, which ``load`` makes in the scope of its key."""
         # For one index, Python integers are much faster than arrays of length 1.
         view, index = self.plan.view(), operator.index(index)
         position, row = view.locate(index)
         record = self._read_one(view, index % len(view), row)
-        if self.load is None:
+        if load is None:
             return self._items([record])[0]
         if in_sample():
-            return self.load(record)
-        return call_in_scope(sample_key(view.seed, view.epoch, position), self.load, record)
+            return load(record)
+        return call_in_scope(sample_key(view.seed, view.epoch, position), load, record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the items at several indices at once; loaders use this."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.images.transforms.border import Border, fill_bits, fill_values
-from penstock.images.transforms.output import BYTES, Conversion, as_bits, convert, output_memory
+from penstock.images.transforms.output import BYTES, Conversion, convert, output_memory
 from penstock.images.transforms.view import Filter, Pixels, View, render
 from penstock.stages import stage
 
@@ -82,7 +82,8 @@ class Canvas:
         self._source = source
         self.size = source.size
         self._pending = True  # whether the view is not rendered yet
-        self._view = View.of(source.size)
+        height, width = source.size
+        self._view = View((0.0, 0.0, float(width), float(height)), source.size)
         self._border: Border | None = None  # around the view
         self.masks = masks
         self.boxes = None if boxes is None else np.array(boxes, np.float64).reshape(-1, 4)
@@ -251,8 +252,7 @@ class Canvas:
     def _draw(self, conversion: Conversion) -> torch.Tensor | None:
         """Render view, border and conversion in one pass; None if the source cannot."""
         last, border = conversion.channels_last, self._border
-        memory = output_memory(conversion, self.size, 3, self.out)
-        bits = as_bits(memory)
+        memory, bits = output_memory(conversion, self.size, 3, self.out)
         if border is not None:
             bits[...] = fill_bits(border.fill, conversion)
             inside = border.inside(self.size)

@@ -64,40 +64,30 @@ BYTES = Conversion(torch.uint8, channels_last=True)
 
 
 @lru_cache(maxsize=64)
-def _table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
-    """Return (256, channels): the bits of the result for each value of each channel."""
-    if conversion.dtype is torch.uint8:
-        return np.arange(256, dtype=np.uint8)[:, None].repeat(channels, 1)
-    values = torch.arange(256, dtype=torch.float32).div(255).repeat(channels, 1)
-    if conversion.mean:
-        mean, std = (torch.tensor(v, dtype=torch.float32)[:, None] for v in (conversion.mean, conversion.std))
-        values = values.sub(mean).div(std)
-    found = values.to(conversion.dtype).T.contiguous()
-    bits = _BITS[conversion.dtype.itemsize]
-    table: npt.NDArray[Any] = found.view(bits).numpy()
-    return table
-
-
-@lru_cache(maxsize=64)
 def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
-    """Return the table of a conversion as (channels, 256), for `draw_box`.
+    """Return (channels, 256): the bits of the result for each value of each channel.
 
     Raises:
         ConfigError: the number of means does not match the channels.
     """
+    if conversion.dtype is torch.uint8:
+        return np.arange(256, dtype=np.uint8)[None].repeat(channels, 0)
+    values = torch.arange(256, dtype=torch.float32).div(255).repeat(channels, 1)
     if conversion.mean:
         check_channels(conversion.mean, channels)
-    return np.ascontiguousarray(_table(conversion, channels).T)
+        mean, std = (torch.tensor(v, dtype=torch.float32)[:, None] for v in (conversion.mean, conversion.std))
+        values = values.sub(mean).div(std)
+    return as_bits(values.to(conversion.dtype))
 
 
 def output_memory(
     conversion: Conversion, size: tuple[int, int], channels: int, out: torch.Tensor | None
-) -> torch.Tensor:
-    """Return `out` if its shape (in memory) and dtype match a result of this size; else new memory."""
+) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+    """Return `out` if its shape (in memory) and dtype match a result of this size, else new memory; and its bits."""
     shape = (*size, channels) if conversion.channels_last else (channels, *size)
     if out is None or out.shape != shape or out.dtype is not conversion.dtype:
-        return torch.empty(shape, dtype=conversion.dtype)
-    return out
+        out = torch.empty(shape, dtype=conversion.dtype)
+    return out, as_bits(out)
 
 
 def as_bits(memory: torch.Tensor) -> npt.NDArray[Any]:
@@ -129,25 +119,19 @@ def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) ->
     height, width, channels = pixels.shape
     if conversion.mean:
         check_channels(conversion.mean, channels)
-    out = output_memory(conversion, (height, width), channels, out)
-    if pixels.dtype == np.uint8:
-        _look_up(pixels, conversion, out)
-    else:  # only bytes are scaled
+    last = conversion.channels_last
+    out, bits = output_memory(conversion, (height, width), channels, out)
+    if pixels.dtype != np.uint8:  # only bytes are scaled
         values = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.float32)
         if conversion.mean:
             values = (values - torch.tensor(conversion.mean)) / torch.tensor(conversion.std)
-        out.copy_(values if conversion.channels_last else values.permute(2, 0, 1))
-    return out.permute(2, 0, 1) if conversion.channels_last else out
-
-
-def _look_up(pixels: Pixels, conversion: Conversion, out: torch.Tensor) -> None:
-    channels = pixels.shape[2]
-    table = _table(conversion, channels)
-    bits = as_bits(out)
-    if conversion.channels_last:
-        target = bits if channels > 1 else bits[:, :, 0]
-        cv2.LUT(pixels if channels > 1 else pixels[:, :, 0], table.reshape(256, 1, channels), dst=target)
-        return
-    for channel in range(channels):
-        plane = cv2.extractChannel(pixels, channel)
-        cv2.LUT(plane, np.ascontiguousarray(table[:, channel]).reshape(256, 1), dst=bits[channel])
+        out.copy_(values if last else values.permute(2, 0, 1))
+    else:
+        table = look_up_table(conversion, channels)
+        if last and channels > 1:
+            cv2.LUT(pixels, np.ascontiguousarray(table.T).reshape(256, 1, channels), dst=bits)
+        else:
+            for channel, values_of_channel in enumerate(table):
+                plane = bits[:, :, 0] if last else bits[channel]
+                cv2.LUT(cv2.extractChannel(pixels, channel), values_of_channel.reshape(256, 1), dst=plane)
+    return out.permute(2, 0, 1) if last else out
