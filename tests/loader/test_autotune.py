@@ -161,10 +161,10 @@ def test_one_bad_measurement_does_not_end_the_search() -> None:
     assert tuner.chosen == 8
 
 
-def test_starting_workers_counts_where_passes_are_short() -> None:
+def test_starting_workers_counts_where_passes_are_short_unless_they_stay() -> None:
     machine = Machine(cores=2, work=1e-3, computing=1.0, train=1e-6)
-    for start, chosen in ((0.0, 2), (0.4, 0)):
-        tuner = tuner_of(machine, inline=True)
+    for start, persistent, chosen in ((0.0, False, 2), (0.4, False, 0), (0.4, True, 2)):
+        tuner = tuner_of(machine, inline=True, persistent=persistent)
         tuner.length = 10  # batches of ten samples: 0.1 s of work
         tuner.start = start
         search(tuner, machine)

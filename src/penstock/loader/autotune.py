@@ -93,6 +93,7 @@ class Autotuner:
             be shared by workers that are forked later.
         cores: cores of this machine.
         ranks: ranks of the job on this machine, which tune at the same time; each uses its share of cores and memory.
+        persistent: whether the workers stay between epochs, so that their start is no cost of an epoch.
 
     Attributes:
         workers: the number to use now; 0 is inline.
@@ -103,7 +104,7 @@ class Autotuner:
         start: seconds from the start of the last iterator to its first batch.
     """
 
-    def __init__(self, executor: str, *, inline: bool, cores: int, ranks: int = 1) -> None:
+    def __init__(self, executor: str, *, inline: bool, cores: int, ranks: int = 1, persistent: bool = False) -> None:
         self.workers = 1
         self.chosen: int | None = None
         self.why = ""
@@ -115,18 +116,17 @@ class Autotuner:
         self._cores = max(1, cores // ranks)
         self._most = max(_MOST // ranks, self._cores)
         self._ranks = ranks
+        self._persistent = persistent
         self._window: weakref.ref[Window] | None = None
         self._now = Throughput(1)
-        # The first step of the training, which may compile a model, does not count.
-        self._skip = 1  # number of batches that do not count
+        self._skip = 1  # batches that do not count: now the first step of the training, which may compile a model
         self._last = 0.0  # time of the last delivery
         self._first = True  # whether the iterator has delivered nothing yet
         self._tried: list[Throughput] = []
 
     def begin(self, window: Window, now: float, length: int | None) -> None:
         """Measure an epoch iterator, which began at a time. Older ones are not measured any more."""
-        self.length = length
-        self._window = weakref.ref(window)
+        self.length, self._window = length, weakref.ref(window)
         self._last, self._first = now, True
 
     def add(self, window: Window, result: BatchResult, asked: float, had: float) -> bool:
@@ -164,8 +164,6 @@ class Autotuner:
         self._last = had
         rounds, rest = divmod(now.batches, now.workers)
         return rounds >= 2 and not rest and now.wait + now.train >= _SECONDS
-
-    # The search.
 
     def note(self, found: Throughput) -> None:
         """Record the result of the current number of workers, or why it does not work, and set the next one."""
@@ -212,8 +210,9 @@ class Autotuner:
         self.why = f"{rate_text(chosen.rate())} samples/s, {waits}; {reason}"
 
     def _rate(self, one: Throughput) -> float:
-        """Return samples/s over whole epochs, each of which starts workers."""
-        return one.rate(self.start / self.length if self.length and one.workers else 0.0)
+        """Return samples/s over whole epochs, each of which starts workers unless they stay."""
+        starts = self.length and one.workers and not self._persistent
+        return one.rate(self.start / self.length if starts else 0.0)
 
     def stats(self) -> dict[str, Any]:
         """Return the results so far as plain numbers and text."""
@@ -278,4 +277,5 @@ def autotuner_of(consumer: Consumer, config: LoaderConfig) -> Autotuner:
         inline=config.executor == AUTO and not (processes or limited),
         cores=cores(),
         ranks=local_ranks(),
+        persistent=config.persistent_workers,
     )
