@@ -439,6 +439,8 @@ ROWS: dict[str, Row] = {
     "MosaicML Streaming": Row("mosaicml-streaming", "areas", mosaic, _MDS),
     "penstock, MDS": Row("penstock", "yes", ours("MDS"), _MDS),
     "penstock, arrays": Row("penstock", "yes", ours("arrays"), _ARRAYS),
+    "penstock, arrays, inline": Row("penstock", "yes", ours("arrays", num_workers=0), _ARRAYS),
+    "penstock, arrays, auto": Row("penstock", "yes", ours("arrays", num_workers="auto"), _ARRAYS),
     "decode alone": Row("simplejpeg", "", decode_alone, _FILES | _SHARDS),
     "torch + Pillow": Row("torch", "yes", partial(torch_loader, pillow=True)),
     "torch + OpenCV": Row("torch", "areas", torch_loader),

@@ -48,7 +48,7 @@ from _image_peers import ROWS
 
 _HERE = Path(__file__).parent
 _OURS = "penstock"
-_BY_HAND = (_OURS, f"{_OURS}, inline", f"{_OURS}, one process", f"{_OURS}, thread")
+_BY_HAND = [_OURS, *(f"{_OURS}, {how}" for how in ("inline", "one process", "thread", "arrays", "arrays, inline"))]
 _TUNING = 15.0
 _COLUMNS = ["peer", "version", "antialias", "images/s: min", "median", "max", "CPU ms/image", "memory, MiB", "step"]
 _COLUMNS += ["ours / it", "by CPU"]
@@ -256,7 +256,7 @@ def remarks(mine: Peer, peers: list[Peer]) -> None:
             best = min(found, key=lambda peer: statistics.median(r.cpu for r in peer.rounds))
             texts = ratio(mine, best).texts()
             remark(f"{mine.name} / best {name} ({best.name}): {texts[0]} in wall time, {texts[1]} in CPU time.")
-    auto = next((peer for peer in peers if peer.name == f"{_OURS}, auto"), None)
+    auto = next((peer for peer in peers if peer.name.endswith(", auto")), None)
     by_hand = [peer for peer in peers if peer.name in _BY_HAND]
     if auto and by_hand:
         best = max(by_hand, key=lambda peer: statistics.median(r.rate for r in peer.rounds))
