@@ -211,8 +211,7 @@ class Autotuner:
 
     def _rate(self, one: Throughput) -> float:
         """Return samples/s over whole epochs, each of which starts workers unless they stay."""
-        starts = self.length and one.workers and not self._persistent
-        return one.rate(self.start / self.length if starts else 0.0)
+        return one.rate(self.start / self.length if self.length and one.workers and not self._persistent else 0.0)
 
     def stats(self) -> dict[str, Any]:
         """Return the results so far as plain numbers and text."""
