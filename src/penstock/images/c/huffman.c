@@ -93,8 +93,9 @@ void pst_huffman_build(pst_huffman_table *table, const pst_huffman_definition *d
     }
 }
 
-enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
-                                int16_t *block)
+/* `block` is NULL where the next block is skipped. */
+static inline __attribute__((always_inline)) enum pst_block
+decode_block(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors, int16_t *block)
 {
     static const uint8_t natural_order[PST_PLACES] = {
         0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18,
@@ -136,4 +137,15 @@ enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *read
     if (!pst_bit_reader_store(reader, &bits) || !is_whole || sum > MAX_SUM)
         return PST_BLOCK_DAMAGED;
     return k == 1 + END_OF_BLOCK ? PST_BLOCK_DC : PST_BLOCK_FULL;
+}
+
+enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
+                                int16_t *block)
+{
+    return decode_block(decoder, reader, factors, block);
+}
+
+enum pst_block pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader)
+{
+    return decode_block(decoder, reader, NULL, NULL);
 }

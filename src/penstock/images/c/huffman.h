@@ -30,10 +30,12 @@ void pst_huffman_build(pst_huffman_table *table, const pst_huffman_definition *d
 enum pst_block { PST_BLOCK_DAMAGED, PST_BLOCK_DC, PST_BLOCK_FULL };
 
 /* Decode the next block to `block`, which has 64 zeros and a 65th place: the coefficients, times `factors`, which are 0
- * from the 65th on, go there row by row. NULL: skip it; its DC value is the prediction then. PST_BLOCK_DC has a DC
- * value only. PST_BLOCK_DAMAGED: the data is not as it should be, or the coefficients have a larger sum than those of
- * any picture, of which decoders make this or that. */
+ * from the 65th on, go there row by row. PST_BLOCK_DC has a DC value only. PST_BLOCK_DAMAGED: the data is not as it
+ * should be, or the coefficients have a larger sum than those of any picture, of which decoders make this or that. */
 enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
                                 int16_t *block);
+
+/* Skip the next block: its DC value is the prediction then. */
+enum pst_block pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader);
 
 #endif

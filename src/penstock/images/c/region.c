@@ -37,13 +37,13 @@ int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *d
         return 0;
     const pst_frame_component *luma = frame->component;
     /* In a shrunken image of 4:2:0, libjpeg shrinks colours less, so that there is nothing to upsample. */
-    const int less = scale > 1 && luma->v == 2;
+    const int full_chroma = scale > 1 && luma->v == 2;
     region->channels = channels;
     region->components = channels == 1 ? 1 : frame->components;
     region->avx2 = simd && pst_cpu_has_avx2();
     region->mcu_width = frame->mcu_width / scale;
     region->mcu_height = frame->mcu_height / scale;
-    region->h2 = region->components == 3 && luma->h == 2 && !less;
+    region->h2 = region->components == 3 && luma->h == 2 && !full_chroma;
     region->v2 = region->h2 && luma->v == 2;
     region->left = box[0];
     region->top = box[1];
@@ -59,7 +59,7 @@ int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *d
     for (int i = 0; i < frame->components; i++) {
         const pst_frame_component *component = &frame->component[i];
         pst_plane *plane = &region->planes[i];
-        plane->block_size = 8 / scale * (i > 0 && less ? 2 : 1);
+        plane->block_size = 8 / scale * (i > 0 && full_chroma ? 2 : 1);
         plane->mcu_width = component->h * plane->block_size;
         plane->mcu_height = component->v * plane->block_size;
         plane->width = ceil_div(frame->width * plane->mcu_width, frame->mcu_width);
@@ -95,11 +95,11 @@ static int decode_block(pst_region *region, int component, size_t offset)
     pst_block_decoder *decoder = &region->scan.decoders[component];
     pst_bit_reader *reader = &region->scan.reader;
     if (component >= region->components)
-        return pst_block_decode(decoder, reader, NULL, NULL) != PST_BLOCK_DAMAGED;
+        return pst_block_skip(decoder, reader) != PST_BLOCK_DAMAGED;
     uint8_t *out = plane->samples + offset;
     const ptrdiff_t stride = (ptrdiff_t)plane->stride;
     if (plane->block_size == 1) {
-        const enum pst_block kind = pst_block_decode(decoder, reader, NULL, NULL);
+        const enum pst_block kind = pst_block_skip(decoder, reader);
         const int dc = decoder->prediction * plane->factors[0];
         pst_idct_dc(dc, 1, out, stride);
         return kind != PST_BLOCK_DAMAGED && dc >= -MAX_DC_ALONE && dc <= MAX_DC_ALONE;

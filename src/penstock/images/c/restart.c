@@ -91,7 +91,7 @@ static int skip_mcus(pst_scan *scan, long count)
     for (scan->mcu += count; count > 0; count--)
         for (int i = 0; i < scan->components; i++)
             for (int k = 0; k < scan->blocks[i]; k++)
-                if (!pst_block_decode(&scan->decoders[i], &scan->reader, NULL, NULL))
+                if (!pst_block_skip(&scan->decoders[i], &scan->reader))
                     return 0;
     return 1;
 }
