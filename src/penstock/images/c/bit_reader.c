@@ -41,10 +41,8 @@ void pst_bit_reader_start(pst_bit_reader *reader, const uint8_t *byte, int bit, 
     reader->chunk_end = reader->known = reader->chunk;
     unstuff(reader);
     reader->bits = (pst_bits){reader->chunk, 0, 0};
-    if (bit) {
-        pst_bits_refill(&reader->bits);
-        pst_bits_drop(&reader->bits, bit);
-    }
+    pst_bits_refill(&reader->bits);
+    pst_bits_drop(&reader->bits, bit);
 }
 
 void pst_bit_reader_unstuff(pst_bit_reader *reader)

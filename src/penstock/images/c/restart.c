@@ -29,14 +29,11 @@ static size_t entry_bytes(const pst_scan *scan)
     return 4 + 2 * (size_t)scan->components;
 }
 
-static void set_step(pst_scan *scan, long step)
+/* Bytes of the entries, one every `step` MCUs. */
+static size_t set_step(pst_scan *scan, long step)
 {
     scan->step = step;
     scan->entries_per_row = (scan->mcus_per_row + step - 1) / step;
-}
-
-static size_t entries_bytes(const pst_scan *scan)
-{
     return HEADER_BYTES + (size_t)(scan->entries_per_row * scan->mcu_rows + 1) * entry_bytes(scan);
 }
 
@@ -46,8 +43,7 @@ static void use_entries(pst_scan *scan, const uint8_t *entries, size_t size)
     if (!entries || size < HEADER_BYTES || load32(entries) != VERSION || load32(entries + 4) < 1 ||
         load32(entries + 8) != (uint32_t)scan->mcus_per_row || load32(entries + 12) != (uint32_t)scan->mcu_rows)
         return;
-    set_step(scan, (long)load32(entries + 4));
-    if (size == entries_bytes(scan))
+    if (size == set_step(scan, (long)load32(entries + 4)))
         scan->entries = entries;
 }
 
@@ -146,8 +142,7 @@ size_t pst_entries_write(pst_region *region, const pst_frame *frame, const uint8
     if (frame->restart_interval || step < 1 || step > UINT16_MAX || size >= MAX_SIZE ||
         !pst_scan_open(scan, frame, data, size, NULL, 0))
         return 0;
-    set_step(scan, step);
-    const size_t needed = entries_bytes(scan);
+    const size_t needed = set_step(scan, step);
     if (needed > capacity)
         return needed;
     out = store(store(out, VERSION, 4), (uint32_t)step, 4);
