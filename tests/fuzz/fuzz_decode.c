@@ -95,7 +95,7 @@ static pst_resize_job make_job(fuzz_input *in, int channels, const uint8_t *tabl
     const int flags = fuzz_number(in, 255), spare = fuzz_number(in, 3), item = 1 << fuzz_number(in, 3);
     job.out_width = 1 + fuzz_number(in, LARGEST_DRAWING);
     job.out_height = 1 + fuzz_number(in, LARGEST_DRAWING);
-    job.channels = job.pixel_size = channels;
+    job.channels = channels;
     job.bicubic = flags & 1;
     job.antialias = flags >> 1 & 1;
     job.flip_x = flags >> 2 & 1;

@@ -41,8 +41,7 @@ def resize(
     """Resize a box of an image into `out`. Needs the extension: see `native.is_available`.
 
     Args:
-        source: uint8 (height, width, channels), with 1, 3, or 4 channels, of which the fourth is ignored. Rows need not
-            be adjacent in memory.
+        source: uint8 (height, width, channels), with 1 or 3 channels. Rows need not be adjacent in memory.
         box: (left, top, right, bottom), fractional, inside the source; pixel i covers i to i + 1.
         out: (height, width, channels), uint8 or the table's dtype. Rows, and planes if planar, need not be adjacent in
             memory. It must not overlap the source.

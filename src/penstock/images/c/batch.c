@@ -34,7 +34,7 @@ static int draw_pixels(pst_batch_image *image)
     pst_resize_job job = image->job;
     int x, y;
     pst_resize_cut(&job, &x, &y);
-    return pst_resize(&job, image->rows + y * image->stride + (ptrdiff_t)x * job.pixel_size, image->stride);
+    return pst_resize(&job, image->rows + y * image->stride + (ptrdiff_t)x * job.channels, image->stride);
 }
 
 int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t *fill, pst_batch_image *images,

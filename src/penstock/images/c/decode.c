@@ -73,7 +73,6 @@ static enum pst_outcome plan(decoding *d, pst_request *req, long width, long hei
            asked->bottom - asked->top >= 2.0 * d->scale * asked->out_height)
         d->scale *= 2;
     *job = *asked;
-    job->pixel_size = job->channels;
     job->left /= d->scale;
     job->top /= d->scale;
     job->right /= d->scale;

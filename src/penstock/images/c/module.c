@@ -92,12 +92,10 @@ static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
     if (source->ndim != first + 3 || source->itemsize != 1)
         return 0;
     const Py_ssize_t height = source->shape[first], width = source->shape[first + 1], pixel = source->shape[first + 2];
-    if (height > PST_RESIZE_MAX_SIDE || width > PST_RESIZE_MAX_SIDE ||
-        (pixel != job->channels && !(pixel == 4 && job->channels == 3)))
+    if (height > PST_RESIZE_MAX_SIDE || width > PST_RESIZE_MAX_SIDE || pixel != job->channels)
         return 0;
     job->height = (int)height;
     job->width = (int)width;
-    job->pixel_size = (int)pixel;
     return source->strides[first + 2] == 1 && source->strides[first + 1] == pixel;
 }
 

@@ -25,13 +25,11 @@
 int pst_resize_valid(const pst_resize_job *job)
 {
     const int max = PST_RESIZE_MAX_SIDE, channels = job->channels, item = job->item_size;
-    return ((channels == 1 && job->pixel_size == 1) ||
-            (channels == 3 && (job->pixel_size == 3 || job->pixel_size == 4))) &&
-           job->width > 0 && job->width <= max && job->height > 0 && job->height <= max && job->out_width > 0 &&
-           job->out_width <= max && job->out_height > 0 && job->out_height <= max &&
-           (item == 1 || (job->table && (item == 2 || item == 4 || item == 8))) && 0 <= job->left &&
-           job->left < job->right && job->right <= job->width && 0 <= job->top && job->top < job->bottom &&
-           job->bottom <= job->height;
+    return (channels == 1 || channels == 3) && job->width > 0 && job->width <= max && job->height > 0 &&
+           job->height <= max && job->out_width > 0 && job->out_width <= max && job->out_height > 0 &&
+           job->out_height <= max && (item == 1 || (job->table && (item == 2 || item == 4 || item == 8))) &&
+           0 <= job->left && job->left < job->right && job->right <= job->width && 0 <= job->top &&
+           job->top < job->bottom && job->bottom <= job->height;
 }
 
 /* Whether each pixel of the result is one of the source. */
@@ -170,7 +168,7 @@ static void plan_lanes(pst_resize_plan *plan)
     for (int i = 0; i < job->out_width; i++) {
         int16_t *lane = plan->lanes + ((ptrdiff_t)(i / 2) * pairs * parts * 2 + (i & 1)) * 8;
         const int32_t *weight = x->weight + (ptrdiff_t)i * x->stride;
-        plan->offset[i] = x->first[i] * job->pixel_size;
+        plan->offset[i] = x->first[i] * job->channels;
         last = plan->offset[i] > last ? plan->offset[i] : last;
         for (int t = 0; t < 2 * x->pairs[i]; t++) {
             int16_t *to = lane + t / 2 * parts * 16 + (t & 1);
@@ -182,7 +180,7 @@ static void plan_lanes(pst_resize_plan *plan)
         }
     }
     plan->offset[job->out_width] = last; /* of the second of two where that is none */
-    plan->overrun = last + (pairs - 1) / 2 * 4 * job->pixel_size + LOAD - job->width * job->pixel_size;
+    plan->overrun = last + (pairs - 1) / 2 * 4 * job->channels + LOAD - job->width * job->channels;
     plan->overrun = plan->overrun > 0 ? plan->overrun : 0;
 }
 
@@ -200,7 +198,7 @@ static size_t lay_out(pst_resize_plan *plan, const pst_resize_job *job, uint8_t 
     size_t xs = room(job, job->right - job->left, job->out_width, job->width);
     size_t ys = room(job, job->bottom - job->top, job->out_height, job->height);
     size_t values = (wide * (size_t)job->channels + CHUNK - 1) / CHUNK * CHUNK;
-    size_t padded = ((size_t)job->width + xs) * (size_t)job->pixel_size + LOAD;
+    size_t padded = ((size_t)job->width + xs) * (size_t)job->channels + LOAD;
     plan->x.stride = (int)xs;
     plan->y.stride = (int)ys;
     plan->ring_stride = 2 * values + 2 * LOAD;
@@ -254,7 +252,7 @@ void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *sc
     if (plan->avx2 && job->channels == 3) {
         plan_lanes(plan);
         for (int i = 0; i < 2; i++)
-            memset(plan->padded[i] + (ptrdiff_t)job->width * job->pixel_size, 0, (size_t)plan->overrun);
+            memset(plan->padded[i] + (ptrdiff_t)job->width * job->channels, 0, (size_t)plan->overrun);
     }
 #endif
 }
@@ -269,7 +267,7 @@ static uint8_t clipped(int32_t value)
 static void horizontal(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b, uint16_t *to)
 {
     const pst_resize_axis *x = &plan->x;
-    int channels = plan->job.channels, pixel = plan->job.pixel_size, width = plan->job.width;
+    int channels = plan->job.channels, width = plan->job.width;
     for (int i = 0; i < plan->job.out_width; i++) {
         const int32_t *weight = x->weight + (ptrdiff_t)i * x->stride;
         int first = x->first[i], taps = 2 * x->pairs[i];
@@ -277,7 +275,7 @@ static void horizontal(const pst_resize_plan *plan, const uint8_t *a, const uint
         for (int c = 0; c < channels; c++) {
             int32_t one = 1 << (x->shift - 1), two = one;
             for (int t = 0; t < taps; t++) {
-                ptrdiff_t at = (ptrdiff_t)(first + t) * pixel + c;
+                ptrdiff_t at = (ptrdiff_t)(first + t) * channels + c;
                 one += weight[t] * a[at];
                 two += weight[t] * b[at];
             }
@@ -300,11 +298,11 @@ PST_AVX2_INLINE __m256i load_two(const uint8_t *one, const uint8_t *two)
 PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t *a, const uint8_t *b,
                                       uint16_t *restrict row, const int pairs, const int fine)
 {
-    const char p = (char)plan->job.pixel_size, q = (char)(2 * p);
     /* Two pixels of three channels, or the two behind, as pairs of 16-bit numbers: R R G G B B 0 0. */
-    const __m128i some = _mm_setr_epi8(0, -1, p, -1, 1, -1, p + 1, -1, 2, -1, p + 2, -1, -1, -1, -1, -1);
-    const __m128i more = _mm_add_epi8(some, _mm_and_si128(_mm_cmpgt_epi8(some, _mm_set1_epi8(-1)), _mm_set1_epi8(q)));
-    const __m256i here = _mm256_broadcastsi128_si256(some), behind = _mm256_broadcastsi128_si256(more);
+    const __m256i here =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i behind =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
     const __m256i half = _mm256_set1_epi32(1 << (plan->x.shift - 1)), shift = _mm256_set1_epi32(plan->x.shift);
@@ -315,7 +313,7 @@ PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t
     for (int i = 0; i < plan->job.out_width; i += 2, row += 12, lanes += pairs * parts) {
         int one = offset[i], two = offset[i + 1];
         __m256i sum_a = half, sum_b = half, high_a = _mm256_setzero_si256(), high_b = high_a;
-        for (int k = 0; k < pairs; k += 2, one += 2 * q, two += 2 * q) {
+        for (int k = 0; k < pairs; k += 2, one += 12, two += 12) {
             __m256i taps_a = load_two(a + one, a + two), taps_b = load_two(b + one, b + two);
             for (int n = k; n < k + 2 && (!(pairs & 1) || n < pairs); n++) {
                 __m256i pair_a = _mm256_shuffle_epi8(taps_a, n == k ? here : behind);
@@ -469,9 +467,10 @@ static void copy_bytes(const pst_resize_job *job, const uint8_t *pixels, ptrdiff
         for (int c = 0; c < channels; c++)
             for (int i = 0; i < width; i++)
                 out[(size_t)c * job->plane_stride + (size_t)i] = pixels[c + i * step];
-    } else {
+    } else { /* mirrored: a fourth byte is there but of the first, and the next pixel overwrites it but that of the last
+              */
         for (int i = 0; i < width; i++, out += 3, pixels += step) {
-            if (i > 0 && i + 1 < width) /* a fourth byte, which there is, and which the next pixel overwrites */
+            if (i > 0 && i + 1 < width)
                 memcpy(out, pixels, 4);
             else
                 memcpy(out, pixels, 3);
@@ -514,7 +513,7 @@ static void copy_row(const pst_resize_plan *plan, const uint8_t *row)
 {
     const pst_resize_job *job = &plan->job;
     const int first = (int)job->left + (job->flip_x ? job->out_width - 1 : 0);
-    write_row(job, row + (ptrdiff_t)first * job->pixel_size, job->flip_x ? -job->pixel_size : job->pixel_size,
+    write_row(job, row + (ptrdiff_t)first * job->channels, job->flip_x ? -job->channels : job->channels,
               turned(job, plan->row - plan->first_row));
 }
 
@@ -557,7 +556,7 @@ static const uint8_t *loadable(const pst_resize_plan *plan, const uint8_t *row, 
 {
     if (plan->overrun == 0 || (stride > 0 && (count - 1) * stride >= plan->overrun))
         return row;
-    return memcpy(plan->padded[copy], row, (size_t)plan->job.width * (size_t)plan->job.pixel_size);
+    return memcpy(plan->padded[copy], row, (size_t)plan->job.width * (size_t)plan->job.channels);
 }
 
 void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t stride, int count)
@@ -576,7 +575,7 @@ void pst_resize_rows(pst_resize_plan *plan, const uint8_t *rows, ptrdiff_t strid
             take(plan, loadable(plan, rows, stride, count, 0), loadable(plan, rows + stride, stride, count - 1, 1));
             count--, plan->row++, rows += stride;
         } else {
-            memcpy(plan->padded[0], rows, (size_t)plan->job.width * (size_t)plan->job.pixel_size);
+            memcpy(plan->padded[0], rows, (size_t)plan->job.width * (size_t)plan->job.channels);
         }
     }
 }

@@ -17,18 +17,17 @@
 #define PST_RESIZE_MAX_SIDE (1 << 20) /* pixels, of source and result */
 
 typedef struct {
-    int width, height;               /* of the source, in pixels */
+    int width, height;               /* of the source, in pixels of as many bytes as there are channels */
     double left, top, right, bottom; /* the box in it that is resized; pixel i covers i to i + 1 */
-    int pixel_size; /* bytes of a source pixel: 1 with one channel; 3, or 4 of which the last is left out */
 
     void *out; /* the first item of the result, aligned as it should be */
     int out_width, out_height;
-    int channels; /* 1 or 3 */
-    int planar;   /* result as [channels][height][width] instead of [height][width][channels] */
-    size_t row_stride,
-        plane_stride;  /* items from one row of it to the next, and from one channel to the next if planar */
-    const void *table; /* [channels][256] items that replace the bytes of the result; NULL: bytes as they are */
-    int item_size;     /* bytes of an item: 1, 2, 4 or 8 */
+    int channels;        /* 1 or 3 */
+    int planar;          /* result as [channels][height][width] instead of [height][width][channels] */
+    size_t row_stride;   /* items from one row of it to the next */
+    size_t plane_stride; /* items from one channel to the next, if planar */
+    const void *table;   /* [channels][256] items that replace the bytes of the result; NULL: bytes as they are */
+    int item_size;       /* bytes of an item: 1, 2, 4 or 8 */
 
     int bicubic;   /* or bilinear */
     int antialias; /* all pixels count where several make one */
