@@ -310,7 +310,8 @@ PST_AVX2_INLINE void horizontal_pairs(const pst_resize_plan *plan, const uint8_t
     const int32_t *offset = plan->offset;
     const int parts = fine ? 2 : 1;
     const __m256i *lanes = (const __m256i *)plan->lanes;
-    for (int i = 0; i < plan->job.out_width; i += 2, row += 12, lanes += pairs * parts) {
+    const int width = plan->job.out_width;
+    for (int i = 0; i < width; i += 2, row += 12, lanes += pairs * parts) {
         int one = offset[i], two = offset[i + 1];
         __m256i sum_a = half, sum_b = half, high_a = _mm256_setzero_si256(), high_b = high_a;
         for (int k = 0; k < pairs; k += 2, one += 12, two += 12) {
@@ -395,12 +396,13 @@ PST_AVX2_INLINE void vertical_pairs(const pst_resize_plan *plan, int y, int slot
     const int32_t *weight = plan->y.weight + (ptrdiff_t)y * plan->y.stride;
     const __m256i half = _mm256_set1_epi32(1 << (plan->y.shift - 1)), shift = _mm256_set1_epi32(plan->y.shift);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int i = 0; i < plan->values; i += CHUNK) {
+    const int values = plan->values;
+    for (int i = 0; i < values; i += CHUNK) {
         __m256i sums[4] = {half, half, half, half}, high[4];
         for (int n = 0; n < 4; n++)
             high[n] = _mm256_setzero_si256();
         for (int k = 0; k < pairs; k++) {
-            const __m256i *rows = (const __m256i *)(ring_row(plan, slot, k) + i * 2);
+            const __m256i *rows = (const __m256i *)(ring_row(plan, slot, k) + 2 * (size_t)i);
             int32_t one = weight[2 * k], two = weight[2 * k + 1];
             if (fine) {
                 const __m256i weights = weight_pair(one >> LOW_BITS, two >> LOW_BITS);
@@ -417,12 +419,12 @@ PST_AVX2_INLINE void vertical_pairs(const pst_resize_plan *plan, int y, int slot
             sums[n] = _mm256_srav_epi32(_mm256_add_epi32(sums[n], _mm256_slli_epi32(high[n], LOW_BITS)), shift);
         __m256i low_half = _mm256_packs_epi32(sums[0], sums[1]), high_half = _mm256_packs_epi32(sums[2], sums[3]);
         __m256i made = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low_half, high_half), order);
-        if (i + CHUNK <= plan->values) {
+        if (i + CHUNK <= values) {
             _mm256_storeu_si256((__m256i *)(to + i), made);
         } else {
             uint8_t last[CHUNK];
             _mm256_storeu_si256((__m256i *)last, made);
-            memcpy(to + i, last, (size_t)(plan->values - i));
+            memcpy(to + i, last, (size_t)(values - i));
         }
     }
 }
