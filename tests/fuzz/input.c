@@ -88,7 +88,7 @@ pst_resize_job fuzz_pixels(const fuzz_box *box, int scale, int channels)
     job.top = box->top;
     job.right = box->right;
     job.bottom = box->bottom;
-    job.channels = job.pixel_size = channels;
+    job.channels = channels;
     job.item_size = 1;
     job.out_width = (int)(fuzz_up(box->right, scale) - (long)(box->left / scale));
     job.out_height = (int)(fuzz_up(box->bottom, scale) - (long)(box->top / scale));
