@@ -47,7 +47,7 @@ _JPEG = b"\xff\xd8"
 _SMALL = 1 << 14
 """Size in bytes of files up to which images are drawn together, without entries. Of larger ones, decoding is nearly all
 of the time, and entries save more of it."""
-_AT_ONCE = 256
+_AT_ONCE = 128
 """Images that are drawn together: a signal may have to wait for them."""
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
@@ -286,21 +286,22 @@ class LoadImage:
         """
         assert self.transform is not None
         assert self.form is not None
-        shape = len(records), *self.form[0]
-        rows = torch.empty(shape, dtype=self.form[1]) if into is None else into(shape, self.form[1])
-        images = (rows.permute(0, 3, 1, 2) if self.transform.form.channels_last else rows).unbind()
+        shape, dtype = self.form
+        whole = None if into is None else into((len(records), *shape), dtype)
         items: list[Item] = []
         for begin in range(0, len(records), _AT_ONCE):
             some = slice(begin, begin + _AT_ONCE)
             pixels = [record.pixels for record in records[some] if isinstance(record, PixelRecord)]
             sources = np.stack(pixels) if pixels else _read_small(records[some], keys[some])
-            for number, done in enumerate(self.draw(sources, keys[some], rows[some]).tolist(), begin):
-                record, image = records[number], images[number] if into is not None else images[number].clone()
-                if done:
-                    items.append((image, record.label, record.row) if self.row else (image, record.label))
-                else:
-                    load = partial(self, out=None if into is None else rows[number])
-                    items += load_each(load, [record], [keys[number]])
+            out = torch.empty((len(sources), *shape), dtype=dtype) if whole is None else whole[some]
+            drawn = self.draw(sources, keys[some], out).tolist()
+            images = (out.permute(0, 3, 1, 2) if self.transform.form.channels_last else out).unbind()
+            for image, row, record, key, done in zip(images, out, records[some], keys[some], drawn, strict=True):
+                if not done:
+                    items += load_each(partial(self, out=None if whole is None else row), [record], [key])
+                    continue
+                image = image.clone() if whole is None else image
+                items.append((image, record.label, record.row) if self.row else (image, record.label))
         return items
 
     def draw(
@@ -403,7 +404,7 @@ def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Se
             data: Any = b""
             if isinstance(record, SampleRecord):
                 data = record.read()
-            elif "://" not in record.path:
+            elif isinstance(record.path, str) and "://" not in record.path:
                 with suppress(OSError, ValueError):  # the image is loaded again, alone, which raises them
                     descriptor = os.open(record.path, _READ_ONLY)
                     try:

@@ -206,6 +206,14 @@ def test_files_in_a_loader(tmp_path: Path) -> None:
     assert {item[0].untyped_storage().nbytes() for item in items} == {32 * 32 * 3}, "an item does not keep the others"
 
 
+def test_paths_that_are_no_text(tmp_path: Path) -> None:
+    manifest = listing(tmp_path, files()[:2])
+    load = LoadImage(transform=CHAINS["resized crop"])
+    expected = load.load_batch(manifest.records([0, 1]), [5, 6])
+    records: list[Any] = [one._replace(path=Path(one.path)) for one in manifest.records([0, 1])]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(expected, load.load_batch(records, [5, 6]), strict=True))
+
+
 def test_stages(tmp_path: Path) -> None:
     dataset = ImageDataset(RankDataset(listing(tmp_path, files()[:3]), seed=1), transform=CHAINS["resized crop"])
     collect()
