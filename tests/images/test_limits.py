@@ -148,7 +148,7 @@ class TestJpeg:
             height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
             assert source.size == (height, width)
         with pytest.raises(ImageError, match=r"'a\.jpg'.* more than the limit"):
-            EncodedImage(large_for_libjpeg(), "a.jpg", 1 << 20).draw(View((0, 0, 9, 9), (9, 9)), None)
+            EncodedImage(large_for_libjpeg(), "a.jpg", 1 << 20).draw(View((0, 0, 9, 9), (9, 9)))
 
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
     def test_the_extension_refuses_another_size_than_the_caller_s(self) -> None:

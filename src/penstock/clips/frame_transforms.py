@@ -130,12 +130,10 @@ class FrameSource:
         with stage("decode"):
             return rgb(self._frame, self._rotation)
 
-    def draw(self, view: View, out: Pixels | None) -> Pixels:
+    def draw(self, view: View) -> Pixels:
         """Return the pixels of a view."""
-        if out is not None and (out.shape[2] != 3 or out.dtype != np.uint8):
-            out = None
         with stage("resize"):
-            return render(self.pixels, view.box, view, out=out)
+            return render(self.pixels, view.box, view)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Write the converted pixels of a view to `out` in one pass; return False if that is not possible."""

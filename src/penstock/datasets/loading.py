@@ -96,10 +96,9 @@ class EncodedImage:
             size = self._pixels.shape[1], self._pixels.shape[0]
         self.size = size[1], size[0]
 
-    def draw(self, view: View, out: Pixels | None) -> Pixels:
+    def draw(self, view: View) -> Pixels:
         """Return the pixels of a view; decode only the part of the image that it needs."""
-        if out is None or out.shape[2] != 3:
-            out = np.empty((*view.size, 3), np.uint8)
+        out = np.empty((*view.size, 3), np.uint8)
         if self.draw_converted(view, BYTES, out):
             return out
         pixels, box = self._pixels, view.box
@@ -116,7 +115,7 @@ class EncodedImage:
                     entries=self._entries,
                 )
         with stage("resize"):
-            return render(pixels, box, view, out=out)
+            return render(pixels, box, view)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Draw a view and convert its pixels in one call of the C extension; return False if the extension cannot."""

@@ -28,8 +28,8 @@ class PixelSource(Protocol):
     size: tuple[int, int]
     """(height, width) of the whole image."""
 
-    def draw(self, view: View, out: Pixels | None) -> Pixels:
-        """Return the pixels of a view: in `out` if given with their shape and dtype, else in new memory."""
+    def draw(self, view: View) -> Pixels:
+        """Return the pixels of a view, in new memory."""
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Write a view's converted pixels, as bits, to `out`; return False if the source does not support it."""
@@ -42,14 +42,10 @@ class ArraySource:
         self.pixels = pixels
         self.size = pixels.shape[0], pixels.shape[1]
 
-    def draw(self, view: View, out: Pixels | None) -> Pixels:
+    def draw(self, view: View) -> Pixels:
         """Return the pixels of a view."""
-        if out is not None and (out.shape[2] != self.pixels.shape[2] or out.dtype != self.pixels.dtype):
-            out = None
-        if out is not None and np.may_share_memory(out, self.pixels):
-            out = None
         with stage("resize"):
-            return render(self.pixels, view.box, view, out=out)
+            return render(self.pixels, view.box, view)
 
     def draw_converted(self, view: View, conversion: Conversion, out: npt.NDArray[Any]) -> bool:
         """Return False: the pixels exist already."""
@@ -88,7 +84,6 @@ class Canvas:
         self.masks = masks
         self.boxes = None if boxes is None else np.array(boxes, np.float64).reshape(-1, 4)
         self.out = out
-        self._into: Pixels | None = None  # `out` as an array, once pixels were written to it
         self.conversion: Conversion | None = None
         self.after: list[Callable[[torch.Tensor], object]] = []
         self.kept: npt.NDArray[np.int64] | None = None if boxes is None else np.arange(len(self.boxes))  # type: ignore[arg-type]
@@ -113,7 +108,8 @@ class Canvas:
     def pixels(self) -> Pixels:
         """The current image, (height, width, channels). It may be changed in place."""
         if self._pending:
-            self._render()
+            drawn = self._source.draw(self._view)
+            self.pixels = drawn if self._border is None else self._border.around(drawn)
         return self._pixels
 
     @pixels.setter
@@ -225,15 +221,18 @@ class Canvas:
     @property
     def tensor(self) -> torch.Tensor:
         """The finished image as a tensor (channels, height, width)."""
-        conversion, tensor = self.conversion, None
+        conversion, out, tensor = self.conversion, self.out, None
         if self._pending and not (self.masks or self.boxes is not None or isinstance(self._source, ArraySource)):
             tensor = self._draw(conversion or BYTES)
         if tensor is None and conversion is not None:
             pixels = self.pixels
             with stage("normalize"):
-                tensor = convert(pixels, conversion, self.out)
+                tensor = convert(pixels, conversion, out)
         elif tensor is None:
-            tensor = self._memory(self.pixels, self.out).permute(2, 0, 1)
+            memory = torch.from_numpy(np.require(self.pixels, requirements=["C", "W"]))
+            if out is not None and out.shape == memory.shape and out.dtype is memory.dtype:
+                memory = out.copy_(memory)
+            tensor = memory.permute(2, 0, 1)
         after, self.after = self.after, []
         for step in after:
             step(tensor)
@@ -260,35 +259,6 @@ class Canvas:
         if not self._source.draw_converted(self._view, conversion, bits):
             return None
         return memory.permute(2, 0, 1) if last else memory
-
-    def _memory(self, pixels: Pixels, out: torch.Tensor | None) -> torch.Tensor:
-        if out is not None and pixels is self._into:
-            return out
-        if not pixels.flags.c_contiguous or not pixels.flags.writeable:
-            pixels = np.array(pixels, order="C")
-        memory = torch.from_numpy(pixels)
-        if out is None or out.shape != memory.shape or out.dtype is not memory.dtype:
-            return memory
-        return out if out.data_ptr() == memory.data_ptr() else out.copy_(memory)
-
-    def _render(self) -> None:
-        """Compute the pixels of the view, and its border, in `out` if that is possible."""
-        out, border, into = self.out, self._border, None
-        if out is not None and self.conversion is None and out.dtype is torch.uint8 and out.shape[:2] == self.size:
-            into = out.numpy()
-        if border is None:
-            made = self._source.draw(self._view, into)
-        else:
-            made = into if into is not None and into.shape[2] == 3 else np.empty((*self.size, 3), np.uint8)
-            if isinstance(self._source, ArraySource) and np.may_share_memory(made, self._source.pixels):
-                made = np.empty_like(made)
-            made[...] = fill_bits(border.fill, BYTES)
-            part = made[border.inside(self.size)]
-            drawn = self._source.draw(self._view, part)
-            if drawn is not part:
-                made = border.around(drawn)
-        self.pixels = made
-        self._into = into if made is into else None
 
     def _settle(self) -> None:
         """Apply the image's pending geometry to masks and boxes."""

@@ -102,17 +102,14 @@ class View(NamedTuple):
         return np.stack([width - x if sideways else x, height - y if upside_down else y], axis=1)
 
 
-def render(source: Pixels, box: Box, view: View, *, out: Pixels | None = None) -> Pixels:
+def render(source: Pixels, box: Box, view: View) -> Pixels:
     """Return the pixels of a view: (height, width, channels), contiguous, with the source's dtype.
 
     `source` contains at least the view's box: it is the whole image, or a part of it, perhaps decoded at lower
-    resolution. `box` is the position of the view's box in `source`. The result is written to `out` if given, which has
-    the result's shape and dtype and whose rows need not be adjacent. Otherwise it is new memory, never a part of the
-    source.
+    resolution. `box` is the position of the view's box in `source`. The result is never a part of the source.
     """
     height, width = view.size
-    if out is None:
-        out = np.empty((height, width, source.shape[2]), source.dtype)
+    out = np.empty((height, width, source.shape[2]), source.dtype)
     is_picture = source.dtype == np.uint8 and source.shape[2] in (1, 3)
     if native.is_available() and view.interpolation != "nearest" and is_picture:
         part, inner = outward(source, box)
