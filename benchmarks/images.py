@@ -283,7 +283,7 @@ def measure(peers: list[Peer], options: argparse.Namespace, listing: Path) -> No
                 peer.rounds.append(measured)
     for peer in peers:
         settle(peers)
-        peer.train(options.images // 2)
+        peer.train(min(options.images // 2, 2500))
 
 
 def main() -> None:
