@@ -448,15 +448,20 @@ PST_AVX2 static void vertical_avx2(const pst_resize_plan *plan, int y, int slot,
 
 /* Result. */
 
-/* Write a row of pixels, `step` bytes apart, as items of the table: memcpy of a constant size is one load and one
- * store. */
+/* Write a row of pixels, `step` bytes apart, as items of the table. A memcpy of constant size is a load and a store. */
 static inline void look_up(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, uint8_t *restrict out,
-                           const size_t size, const size_t channels)
+                           const size_t size)
 {
-    const size_t plane = job->planar ? job->plane_stride * size : size, gap = job->planar ? size : channels * size;
+    const size_t plane = job->planar ? job->plane_stride * size : size;
+    const size_t gap = job->planar ? size : (size_t)job->channels * size;
     const uint8_t *restrict table = job->table;
+    if (job->channels == 1) {
+        for (int i = 0; i < job->out_width; i++, pixels += step, out += size)
+            memcpy(out, table + *pixels * size, size);
+        return;
+    }
     for (int i = 0; i < job->out_width; i++, pixels += step, out += gap)
-        for (size_t c = 0; c < channels; c++)
+        for (size_t c = 0; c < 3; c++)
             memcpy(out + c * plane, table + (c * 256 + pixels[c]) * size, size);
 }
 
@@ -480,15 +485,6 @@ static void copy_bytes(const pst_resize_job *job, const uint8_t *pixels, ptrdiff
     }
 }
 
-static inline void look_up_items(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, uint8_t *out,
-                                 const size_t size)
-{
-    if (job->channels == 3)
-        look_up(job, pixels, step, out, size, 3);
-    else
-        look_up(job, pixels, step, out, size, 1);
-}
-
 /* Write a row of pixels into row y of the result. */
 static void write_row(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_t step, int y)
 {
@@ -496,13 +492,13 @@ static void write_row(const pst_resize_job *job, const uint8_t *pixels, ptrdiff_
     if (!job->table)
         copy_bytes(job, pixels, step, out);
     else if (job->item_size == 1)
-        look_up_items(job, pixels, step, out, 1);
+        look_up(job, pixels, step, out, 1);
     else if (job->item_size == 2)
-        look_up_items(job, pixels, step, out, 2);
+        look_up(job, pixels, step, out, 2);
     else if (job->item_size == 4)
-        look_up_items(job, pixels, step, out, 4);
+        look_up(job, pixels, step, out, 4);
     else
-        look_up_items(job, pixels, step, out, 8);
+        look_up(job, pixels, step, out, 8);
 }
 
 /* Where row y of the result belongs. */
