@@ -155,6 +155,15 @@ class TestRefused:
         with pytest.raises(IndexError):
             native.draw_box(self.data, box, out, max_pixels=LIMIT)
 
+    @pytest.mark.parametrize("scale", [-1, 3, 5, 16, 1 << 30])
+    def test_scales(self, scale: int) -> None:
+        how = False, False, (False, False), None, False, True, LIMIT, (0, 0), None
+        out = np.zeros((5, 8, 3), np.uint8)
+        native._jpeg.draw(self.data, out, (0, 0, 60, 40), *how, 8)
+        assert np.array_equal(out, native.decode_box(self.data, (0, 0, 60, 40), target=(5, 7), max_pixels=LIMIT).array)
+        with pytest.raises(IndexError):
+            native._jpeg.draw(self.data, out, (0, 0, 60, 40), *how, scale)
+
     def test_damage_limits_and_another_size(self) -> None:
         out = np.empty((8, 8, 3), np.uint8)
         with pytest.raises(ValueError, match="premature"):
