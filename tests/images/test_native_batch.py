@@ -300,6 +300,35 @@ def test_buffers_that_another_thread_changes() -> None:
     assert refused < 2000
 
 
+EDGES = (0.0, -0.0, 1e-320, 0.5, 15.999999, 16, 23.5, 24, 24.000001, 65535.9, 65536, 2.0**31, 2.0**63, 1e308, -1.0)
+PLACES = (0, 1, 5, 8, 9, 12, 13, -1, (1 << 31) - 1, -(1 << 31))
+
+
+@pytest.mark.parametrize("of", ["files", "pixels"])
+def test_any_numbers(of: str) -> None:
+    """None of them is cast to what it does not fit in, and nothing is written beside the result."""
+    rng, arguments = random.Random(5), batch(1)
+    memory = np.full(8 * 12 * 3 + 2 * FENCE, 77, np.float32)
+    arguments["out"] = memory[FENCE:-FENCE].reshape(1, 8, 12, 3)
+    if of == "pixels":
+        arguments["sources"] = np.zeros((1, 16, 24, 3), np.uint8)
+    drawn = 0
+    for _ in range(20_000):
+        for name, usual, unusual in (
+            ("boxes", (0, 0, 24, 16), EDGES),
+            ("inside", (0, 0, 8, 12), PLACES),
+            ("sizes", (24, 16), PLACES),
+        ):
+            arguments[name][0] = [rng.choice(unusual) if rng.random() < 0.3 else number for number in usual]
+        try:
+            drawn += draw(arguments) == b"\0"
+        except ValueError:
+            continue
+    assert drawn > 1000, drawn
+    assert (memory[:FENCE] == 77).all()
+    assert (memory[-FENCE:] == 77).all()
+
+
 def test_threads() -> None:
     arguments = [batch() for _ in range(4)]
     for i, one in enumerate(arguments):
