@@ -109,9 +109,10 @@ def render(source: Pixels, box: Box, view: View) -> Pixels:
     resolution. `box` is the position of the view's box in `source`. The result is never a part of the source.
     """
     height, width = view.size
-    out = np.empty((height, width, source.shape[2]), source.dtype)
+    sideways, upside_down = view.flipped
     is_picture = source.dtype == np.uint8 and source.shape[2] in (1, 3)
     if native.is_available() and view.interpolation != "nearest" and is_picture:
+        out = np.empty((height, width, source.shape[2]), np.uint8)
         part, inner = outward(source, box)
         resize(part, inner, out, interpolation=view.interpolation, antialias=view.antialias, flipped=view.flipped)
         return out
@@ -119,22 +120,26 @@ def render(source: Pixels, box: Box, view: View) -> Pixels:
     if view.interpolation == "bilinear" and view.antialias:
         source, box = _blend(source, box, view)
     left, top, right, bottom = box
+    made: Pixels
     if left.is_integer() and top.is_integer() and right.is_integer() and bottom.is_integer():
-        part = source[int(top) : int(bottom), int(left) : int(right)]
-        if part.shape[:2] == (height, width):
-            np.copyto(out, part)
+        made = source[int(top) : int(bottom), int(left) : int(right)]
+        if made.shape[:2] == (height, width):
+            made = made.copy("C")
         else:
-            cv2.resize(part, (width, height), dst=_flat(out), interpolation=_method(view, box))
+            smaller = made.shape[0] >= height and made.shape[1] >= width
+            areas = view.interpolation == "bicubic" and view.antialias and smaller
+            made = cv2.resize(
+                made, (width, height), interpolation=cv2.INTER_AREA if areas else _PLAIN[view.interpolation]
+            )
     else:
         step_x, step_y = (right - left) / width, (bottom - top) / height
         matrix = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
         flags = _WARP[view.interpolation] | cv2.WARP_INVERSE_MAP
-        cv2.warpAffine(source, matrix, (width, height), dst=_flat(out), flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    sideways, upside_down = view.flipped
+        made = cv2.warpAffine(source, matrix, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
     if sideways or upside_down:
-        code = -1 if sideways and upside_down else 1 if sideways else 0
-        cv2.flip(_flat(out), code, dst=_flat(out))
-    return out
+        made = cv2.flip(made, -1 if sideways and upside_down else int(sideways))
+    # OpenCV uses two dimensions for grey images.
+    return made if made.ndim == 3 else made[:, :, None]
 
 
 def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
@@ -153,19 +158,6 @@ def _blend(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
     row, column = (np.array([share, 1 - 2 * share, share]) for share in (across, down))
     made = cv2.sepFilter2D(part, -1, row, column, borderType=cv2.BORDER_REPLICATE)
     return made if made.ndim == 3 else made[:, :, None], inner
-
-
-def _flat(image: Pixels) -> Pixels:
-    """Drop a third dimension of one, because OpenCV uses two dimensions for grey images. No copy."""
-    return image[:, :, 0] if image.shape[2] == 1 else image
-
-
-def _method(view: View, box: Box) -> int:
-    """Return OpenCV's method to resize a box of whole pixels, less than twice as large as the result."""
-    smaller = box[3] - box[1] >= view.size[0] and box[2] - box[0] >= view.size[1]
-    if view.interpolation == "bicubic" and view.antialias and smaller:
-        return cv2.INTER_AREA
-    return _PLAIN[view.interpolation]
 
 
 def _shrink(source: Pixels, box: Box, view: View) -> tuple[Pixels, Box]:
