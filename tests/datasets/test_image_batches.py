@@ -430,11 +430,32 @@ def test_an_error_of_a_step_names_the_file(manifest: Manifest) -> None:
         ImageDataset(manifest, transform=[RandomCrop(9000)])[0]
     with pytest.raises(ConfigError, match="returned NoneType"):
         ImageDataset(manifest, transform=[Resize(8)], target=lambda record: None)[0]  # type: ignore[arg-type,return-value]
+    broken = ImageDataset(RankDataset(manifest, seed=1), transform=[lambda image: 1 // 0])
+    with pytest.raises(ZeroDivisionError) as noted:
+        broken[2]
+    assert str(manifest[broken.source.rows([2])[0]].path) in noted.value.__notes__[0]
     load = LoadImage(transform=[Resize(8)], target=lambda record: None)  # type: ignore[arg-type,return-value]
     signed = Record("https://host/a.jpg?sig=SECRET", 1, 0, {})
     with pytest.raises(ConfigError, match=r"https://host/a\.jpg") as caught:
         load(signed, data=Path(manifest[0].path).read_bytes)
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [RandomCrop(32, padding=4, fill=(1, 2))],
+        [RandomCrop(32, padding=4), ToTensor(), Normalize([0.5, 0.5], [0.2, 0.2])],
+    ],
+)
+def test_an_error_of_images_drawn_together_names_one(chain: list[Any], tmp_path: Path) -> None:
+    for number in range(3):
+        cv2.imwrite(str(tmp_path / f"{number}.jpg"), np.zeros((32, 32, 3), np.uint8))
+    (tmp_path / "meta.txt").write_text("0.jpg 0\n1.jpg 1\n2.jpg 2\n")
+    dataset = ImageDataset(Manifest.open(tmp_path / "meta.txt", root=tmp_path), transform=chain)
+    with pytest.raises(ConfigError, match="pass one for each") as caught:
+        next(iter(DataLoader(dataset, batch_size=3)))
+    assert "0.jpg" in caught.value.__notes__[0]
 
 
 def test_samples_of_shards_with_a_gif_and_a_negative_class() -> None:

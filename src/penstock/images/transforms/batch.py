@@ -121,7 +121,8 @@ class Batch:
         inner = size - before - after
         # Pixels are needed for a second border, and beside the visible ones of a resized image.
         unplanned = self.resized | (inner < 1).any(axis=0)
-        if not constant or (self._border is not None and self._fill != fill):
+        wrong = isinstance(fill, tuple) and len(fill) != 3  # `apply` raises the error, which then names the image
+        if not constant or wrong or (self._border is not None and self._fill != fill):
             unplanned = outside
         self.decline(outside & unplanned)
         self.crop(chosen, np.maximum(0, start), inner)
