@@ -88,6 +88,9 @@ def test_labels(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="row=True needs labels"):
         ImageDataset(ArrayDataset(path), row=True)
     boxes = ImageDataset(ArrayDataset(path, labels=str(tmp_path / "boxes.npy"), shuffle="none"), row=True)
+    np.save(tmp_path / "waves.npy", np.full(N, 1 + 2j, np.complex64))
+    waves = ImageDataset(ArrayDataset(path, labels=str(tmp_path / "waves.npy")))
+    assert (waves[0][1], next(iter(DataLoader(waves, 3)))[1][2]) == (1 + 2j, 1 + 2j)
     image, box, row = boxes[5]
     assert (box.tolist(), row) == ([20, 21, 22, 23], 5)
     found = next(iter(DataLoader(boxes, 6)))
@@ -111,6 +114,22 @@ def test_size_and_flip(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
     plain = ImageDataset(source, size=(20, 6), flip=True)
     chain = ImageDataset(source, transform=[Resize((20, 6)), HorizontalFlip()])
     assert torch.equal(next(iter(DataLoader(plain, N))), next(iter(DataLoader(chain, N))))
+    assert ImageDataset(source, size=7)[0].shape == (3, 7, 7)
+    with pytest.raises(ConfigError, match="size must be a positive int"):
+        ImageDataset(source, size=True)
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_a_target_takes_the_place_of_labels(row: bool, pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    def target(record: Any) -> dict[str, Any]:
+        return {"masks": pixels[record.row, :, :, 0], "number": record.row}
+
+    source = ArrayDataset(str(tmp_path / "images.npy"), shuffle="none")
+    dataset = ImageDataset(source, transform=[RandomCrop(9)], target=target, row=row)
+    for item in (dataset[4], dataset.__getitems__([3, 4])[1], next(iter(DataLoader(dataset, 5, collate_fn=list)))[4]):
+        assert np.array_equal(item[0][0], item[1]["masks"])
+        assert item[1]["number"] == 4
+        assert item[2:] == ((4,) if row else ())
 
 
 def test_errors(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
@@ -119,5 +138,9 @@ def test_errors(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
         ImageDataset(ArrayDataset(str(tmp_path / "boxes.npy")))
     with pytest.raises(ConfigError, match="index="):
         ImageDataset(source, index=True)
+    for shape in ((2, 0, 4, 3), (2, 1, 65536, 3)):
+        np.save(tmp_path / "sides.npy", np.zeros(shape, np.uint8))
+        with pytest.raises(ConfigError, match="1 to 65,535 pixels a side"):
+            ImageDataset(ArrayDataset(str(tmp_path / "sides.npy")))
     with pytest.raises(ImageError, match=r"images\.npy \.\.\.: row \d+.*smaller than the crop"):
         next(iter(DataLoader(ImageDataset(source, transform=[RandomCrop(40)]), 4)))

@@ -104,7 +104,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
             source = Manifest.open(source, storage=storage)
         kind = type(source).__name__
         self._rows = PixelRows(source) if isinstance(source, ArrayDataset) else None
-        self._has_labels = self._rows is None or source.labels is not None
+        # The result of `target` takes the place of the label.
+        self._has_labels = self._rows is None or source.labels is not None or target is not None
         if row and not self._has_labels:
             raise ConfigError("row=True needs labels: without them, an item of an ArrayDataset is the image alone")
         if self._rows is not None and transform is None:

@@ -420,7 +420,8 @@ def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Se
 
 def plain_transform(size: int | tuple[int, int] | None, flip: bool) -> Compose:
     """Return the transform that resizes and mirrors images."""
-    return Compose([*([] if size is None else [Resize(size)]), *([HorizontalFlip()] if flip else [])])
+    resize = [] if size is None else [Resize(_height_and_width(size))]
+    return Compose([*resize, *([HorizontalFlip()] if flip else [])])
 
 
 def _height_and_width(size: Any) -> tuple[int, int]:

@@ -16,6 +16,9 @@ from penstock.stages import stage
 
 __all__ = ["PixelRecord", "PixelRows"]
 
+_MOST = 65535
+"""The longest side of an image, as of a JPEG: `native.draw_batch` has this limit."""
+
 
 class PixelRecord(NamedTuple):
     """An image and its label."""
@@ -51,10 +54,15 @@ class PixelRows:
                 "images are uint8 rows of (height, width, 3), (height, width, 1) or (height, width), and those of "
                 f"{source.arrays!r} are {source.arrays.type} {row}"
             )
+        if not 1 <= min(row) <= max(row) <= _MOST:
+            raise ConfigError(f"images have 1 to {_MOST:,} pixels a side, and those of {source.arrays!r} are {row}")
         self.shape = row if len(row) == 3 else (*row, 1)
         # A label that is an integer is an int, as that of other images.
         self._counts = self._labels is not None and not (
-            self._labels.row or self._labels.type.is_floating_point or self._labels.type is torch.bool
+            self._labels.row
+            or self._labels.type.is_floating_point
+            or self._labels.type.is_complex
+            or self._labels.type is torch.bool
         )
 
     def pixels(self, rows: Indices) -> npt.NDArray[np.uint8]:
