@@ -127,6 +127,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(manifest, source, index), **how)
         if self._rows is not None and self.load.transform is not None:
             height, width, channels = self._rows.shape
+            if height * width > max_pixels:
+                raise ConfigError(f"images of {height} x {width} pixels (height, width), more than {max_pixels=}")
             form = self.load.transform.leaves(Form((height, width)))
             self.load.form = form.row if channels == 3 else None
         self.makes_batches = self._rows is not None and self.load.draws is not None and type(self).makes_batches
