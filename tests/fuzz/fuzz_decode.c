@@ -12,6 +12,7 @@
  * 7. Where damage is forgiven (libjpeg alone), a file without damage has the same pixels.
  *
  * AddressSanitizer sees to all memory: file, entries and results lie in blocks of exactly their size. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,14 +88,24 @@ static fuzz_box strip(const question *q, double bottom)
     return (fuzz_box){0, 0, (double)q->size.width, bottom < height ? bottom : height};
 }
 
-/* A drawing, as the tail says, in new memory of `size` bytes. */
-static pst_resize_job make_job(fuzz_input *in, int channels, const uint8_t *table, size_t *size)
+/* A drawing of the box, as the tail says, in new memory of `size` bytes: of any size, or of the box's own, which
+ * becomes one of whole pixels. */
+static pst_resize_job make_job(fuzz_input *in, fuzz_box *box, int channels, const uint8_t *table, size_t *size)
 {
     pst_resize_job job;
     memset(&job, 0, sizeof job);
     const int flags = fuzz_number(in, 255), spare = fuzz_number(in, 3), item = 1 << fuzz_number(in, 3);
     job.out_width = 1 + fuzz_number(in, LARGEST_DRAWING);
     job.out_height = 1 + fuzz_number(in, LARGEST_DRAWING);
+    if (flags >> 7) {
+        *box = (fuzz_box){floor(box->left), floor(box->top), ceil(box->right), ceil(box->bottom)};
+        job.out_width = (int)(box->right - box->left);
+        job.out_height = (int)(box->bottom - box->top);
+    }
+    job.left = box->left;
+    job.top = box->top;
+    job.right = box->right;
+    job.bottom = box->bottom;
     job.channels = channels;
     job.bicubic = flags & 1;
     job.antialias = flags >> 1 & 1;
@@ -129,11 +140,7 @@ static void draw(question q, int own)
     for (size_t i = 0; i < sizeof table && !table[sizeof table - 1]; i++)
         table[i] = (uint8_t)(i * 167 + 13 + i / 256);
     size_t size;
-    pst_resize_job job = make_job(q.in, q.channels, table, &size);
-    job.left = q.box.left;
-    job.top = q.box.top;
-    job.right = q.box.right;
-    job.bottom = q.box.bottom;
+    pst_resize_job job = make_job(q.in, &q.box, q.channels, table, &size);
     pst_request req = fuzz_request(q.in, &job, 0);
     req.own = own;
     const enum pst_outcome drawn = pst_decode(&req);
