@@ -406,8 +406,8 @@ def inputs() -> dict[str, bytes]:
 def main(folder: Path) -> None:
     """Write all inputs, and those that once found a fault."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in inputs().items():
-        (folder / re.sub(r"\W+", "-", name)).write_bytes(data)
+    for number, (name, data) in enumerate(inputs().items()):
+        (folder / f"{number:04}-{re.sub(r'[^A-Za-z0-9]+', '-', name)}").write_bytes(data)
     for path in sorted(Path(__file__).with_name("regressions").glob("*")):
         (folder / path.name).write_bytes(path.read_bytes())
 
