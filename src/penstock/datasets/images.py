@@ -26,7 +26,6 @@ from penstock.images.decode import MAX_PIXELS
 from penstock.images.entries import ImageIndex, find_index
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose
-from penstock.images.transforms.output import Form
 from penstock.manifest import Manifest
 from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch
@@ -126,11 +125,10 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
         self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(manifest, source, index), **how)
         if self._rows is not None and self.load.transform is not None:
-            height, width, channels = self._rows.shape
+            height, width, _ = self._rows.shape
             if height * width > max_pixels:
                 raise ConfigError(f"images of {height} x {width} pixels (height, width), more than {max_pixels=}")
-            form = self.load.transform.leaves(Form((height, width)))
-            self.load.form = form.row if channels == 3 else None
+            self.load.form = self._rows.form(self.load.transform)
         self.makes_batches = self._rows is not None and self.load.draws is not None and type(self).makes_batches
 
     @property

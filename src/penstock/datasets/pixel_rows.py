@@ -11,6 +11,8 @@ import torch
 from penstock.datasets.arrays import ArrayDataset
 from penstock.datasets.source_dataset import Empty
 from penstock.errors import ConfigError
+from penstock.images.transforms import Compose
+from penstock.images.transforms.output import Form
 from penstock.order.permutation import Indices
 from penstock.stages import stage
 
@@ -64,6 +66,11 @@ class PixelRows:
             or self._labels.type.is_complex
             or self._labels.type is torch.bool
         )
+
+    def form(self, transform: Compose) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Return shape in memory, and dtype, of every transformed image; None if they are not known."""
+        height, width, channels = self.shape
+        return transform.leaves(Form((height, width))).row if channels == 3 else None
 
     def pixels(self, rows: Indices) -> npt.NDArray[np.uint8]:
         """Return the images of rows, uint8 (rows, height, width, channels)."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -117,7 +118,7 @@ def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: _Map | None = None)
     # A quantized tensor has more than its memory: stacking into a tensor over reserved memory would crash.
     if type(first) is not torch.Tensor or first.is_quantized:
         return torch.stack(tensors, 0)
-    if first.is_contiguous() and (whole := _whole(tensors, first)) is not None:
+    if first._base is not None and first.is_contiguous() and (whole := _whole(tensors, first)) is not None:
         return whole
     if thread.arena is not None and len(set(map(type, tensors))) == 1 and len(set(map(_dtype, tensors))) == 1:
         out = place((len(tensors), *first.shape), first.dtype)
@@ -134,11 +135,10 @@ def _whole(tensors: Sequence[torch.Tensor], first: torch.Tensor) -> torch.Tensor
     # Usually the rows are elsewhere.
     if base is None or not hasattr(base, _MARK) or base.numel() != first.numel() * len(tensors):
         return None
-    begin, step, dtype = base.data_ptr(), first.nbytes, base.dtype
-    shape, stride = tensors[0].shape, tensors[0].stride()
-    for number, row in enumerate(tensors):
+    dtype, shape, stride = base.dtype, tensors[0].shape, tensors[0].stride()
+    for address, row in zip(count(base.data_ptr(), first.nbytes), tensors, strict=False):
         alike = type(row) is torch.Tensor and row._base is base and row.dtype is dtype and row.shape == shape
-        if not alike or row.stride() != stride or row.data_ptr() != begin + number * step:
+        if not alike or row.stride() != stride or row.data_ptr() != address:
             return None
     delattr(base, _MARK)
     return base.view(len(tensors), *first.shape)
@@ -146,12 +146,10 @@ def _whole(tensors: Sequence[torch.Tensor], first: torch.Tensor) -> torch.Tensor
 
 def _stack_images(batch: Sequence[Any], *, collate_fn_map: _Map | None = None) -> torch.Tensor:
     """Return stacked tensors. (C, H, W) with channels_last strides become (N, C, H, W) with channels_last strides."""
-    first = batch[0]
-    if type(first) is torch.Tensor and first.dim() == 3 and not first.is_contiguous():
-        pixel_rows = first.permute(1, 2, 0)
-        if pixel_rows.is_contiguous() and (whole := _whole(batch, pixel_rows)) is not None:
-            return whole.permute(0, 3, 1, 2)
     if all(type(t) is torch.Tensor and t.dim() == 3 and not t.is_contiguous() for t in batch):
+        first = batch[0].permute(1, 2, 0)
+        if first.is_contiguous() and (whole := _whole(batch, first)) is not None:
+            return whole.permute(0, 3, 1, 2)
         pixels = [tensor.permute(1, 2, 0) for tensor in batch]
         if all(p.is_contiguous() and p.shape == pixels[0].shape for p in pixels):
             return _stack(pixels).permute(0, 3, 1, 2)
