@@ -80,6 +80,16 @@ def test_a_batch_has_no_items(pixels: np.ndarray[Any, Any], tmp_path: Path) -> N
     assert next(iter(DataLoader(Subset(dataset, [3, 4, 9]), 3))).shape == (3, 3, 8, 8)
 
 
+@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+def test_a_worker_without_the_extension(
+    pixels: np.ndarray[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy"), seed=3), transform=CHAINS["crop"])
+    expected = next(iter(DataLoader(dataset, 5)))
+    monkeypatch.setattr(native, "_jpeg", None)
+    assert torch.equal(next(iter(DataLoader(dataset, 5))), expected)
+
+
 def test_labels(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
     path = str(tmp_path / "images.npy")
     alone = ImageDataset(ArrayDataset(path, shuffle="none"))

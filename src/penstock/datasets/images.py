@@ -174,7 +174,9 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         assert transform is not None
         pixels, labels = arrays.pixels(rows), arrays.labels(rows, empty)
         images = empty((len(rows), *form[0]), form[1])
-        for number in np.flatnonzero(~load.draw(pixels, keys, images)).tolist():
+        # Another machine may have opened the dataset, and this one lack the extension.
+        drawn = np.zeros(len(rows), bool) if load.draws is None else load.draw(pixels, keys, images)
+        for number in np.flatnonzero(~drawn).tolist():
             load_each(partial(load, out=images[number]), arrays.records(rows[[number]]), [keys[number]])
         if transform.form.channels_last:
             images = images.permute(0, 3, 1, 2)
