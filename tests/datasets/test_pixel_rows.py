@@ -25,6 +25,7 @@ from penstock.images.transforms import (
     ToTensor,
 )
 from penstock.random import sample_scope
+from penstock.stages import collect
 
 N = 30
 CHAINS: dict[str, Any] = {
@@ -88,6 +89,17 @@ def test_a_worker_without_the_extension(
     expected = next(iter(DataLoader(dataset, 5)))
     monkeypatch.setattr(native, "_jpeg", None)
     assert torch.equal(next(iter(DataLoader(dataset, 5))), expected)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+def test_nothing_is_decoded(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    source = ArrayDataset(str(tmp_path / "images.npy"), seed=3)
+    dataset = ImageDataset(source, transform=[RandomResizedCrop(8), ToTensor()])
+    collect()
+    dataset.fetch_batch(range(N), source.keys(range(N)), lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    stages = collect()
+    assert stages.keys() == {"read", "augment", "resize"}
+    assert min(stages.values()) > 0
 
 
 def test_labels(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:

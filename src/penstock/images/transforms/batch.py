@@ -204,7 +204,9 @@ class Batch:
             max_pixels=max_pixels,
             sizes=sizes,
         )
-        spent("decode", account.clock() - start - resizing)
-        spent("resize", resizing)
+        seconds = account.clock() - start
+        if isinstance(sources, list):
+            spent("decode", seconds - resizing)
+        spent("resize", resizing if isinstance(sources, list) else seconds)
         complete: Chosen = np.frombuffer(states, np.uint8) == 0
         return complete & ~declined
