@@ -160,7 +160,7 @@ def test_errors(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
         ImageDataset(ArrayDataset(str(tmp_path / "boxes.npy")))
     with pytest.raises(ConfigError, match="index="):
         ImageDataset(source, index=True)
-    with pytest.raises(ConfigError, match="14 x 10 pixels .*max_pixels=139"):
+    with pytest.raises(ConfigError, match=r"14 x 10 pixels .*max_pixels=139"):
         ImageDataset(source, max_pixels=139)
     for shape in ((2, 0, 4, 3), (2, 1, 65536, 3)):
         np.save(tmp_path / "sides.npy", np.zeros(shape, np.uint8))
