@@ -458,6 +458,24 @@ def test_an_error_of_images_drawn_together_names_one(chain: list[Any], tmp_path:
     assert "0.jpg" in caught.value.__notes__[0]
 
 
+def test_steps_may_change(tmp_path: Path) -> None:
+    """As for training with images that grow from epoch to epoch."""
+    for number in range(4):
+        cv2.imwrite(str(tmp_path / f"{number}.jpg"), np.random.default_rng(number).integers(0, 256, (32, 32, 3)))
+    (tmp_path / "meta.txt").write_text("".join(f"{number}.jpg {number}\n" for number in range(4)))
+    crop, tensor = RandomCrop(16), ToTensor()
+    dataset = ImageDataset(RankDataset(Manifest.open(tmp_path / "meta.txt", root=tmp_path)), transform=[crop, tensor])
+    crop.size = 24, 24
+    for dtype, last in ((torch.float32, True), (torch.float16, True), (torch.float16, False)):
+        tensor.dtype, tensor.channels_last = dtype, last
+        images, _ = next(iter(DataLoader(dataset, batch_size=4)))
+        assert (images.shape, images.dtype) == ((4, 3, 24, 24), dtype)
+        assert torch.equal(images, torch.stack([dataset[index][0] for index in range(4)]))
+    crop.p = 0.5
+    items = next(iter(DataLoader(dataset, batch_size=4, collate_fn=list)))
+    assert [image.shape for image, _ in items] == [dataset[index][0].shape for index in range(4)]
+
+
 def test_samples_of_shards_with_a_gif_and_a_negative_class() -> None:
     record = SampleRecord({"__key__": "a", "__url__": "b", "gif": b"GIF", "cls": b"-1\n"})
     assert (record.path, record.label) == ("b/a.gif", -1)

@@ -102,6 +102,15 @@ def test_nothing_is_decoded(pixels: np.ndarray[Any, Any], tmp_path: Path) -> Non
     assert min(stages.values()) > 0
 
 
+@pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
+def test_steps_that_change(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    crop = RandomCrop(8)
+    dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy")), transform=[crop])
+    crop.size = 9, 9
+    with pytest.raises(ConfigError, match="steps of transform= were changed"):
+        next(iter(DataLoader(dataset, 3)))
+
+
 def test_labels(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
     path = str(tmp_path / "images.npy")
     alone = ImageDataset(ArrayDataset(path, shuffle="none"))

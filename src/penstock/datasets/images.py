@@ -177,7 +177,9 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         # Another machine may have opened the dataset, and this one lack the extension.
         drawn = np.zeros(len(rows), bool) if load.draws is None else load.draw(pixels, keys, images)
         for number in np.flatnonzero(~drawn).tolist():
-            load_each(partial(load, out=images[number]), arrays.records(rows[[number]]), [keys[number]])
+            image = load_each(partial(load, out=images[number]), arrays.records(rows[[number]]), [keys[number]])[0][0]
+            if image.data_ptr() != images[number].data_ptr():
+                raise ConfigError("steps of transform= were changed: create the ImageDataset of arrays again")
         if transform.form.channels_last:
             images = images.permute(0, 3, 1, 2)
         if labels is None:

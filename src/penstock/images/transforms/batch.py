@@ -171,12 +171,17 @@ class Batch:
             sizes: int32 (images, 2) of width and height, which the files were found to have; None for pixels.
             max_pixels: files with more pixels are not drawn.
         """
-        conversion, declined = self.conversion or BYTES, self.declined
+        conversion = self.conversion or BYTES
+        height, width = out.shape[1:3] if conversion.channels_last else out.shape[2:]
+        # The program may have changed steps since `out` was chosen.
+        if out.dtype is not conversion.dtype or out.shape[3 if conversion.channels_last else 1] != 3:
+            return np.zeros(len(out), bool)
+        self.decline((self.size != pair(height, width)).any(axis=0))
+        declined = self.declined
         boxes = np.concatenate([self._from, self._to]).T
         inside = fill = None
         if self._border is not None:
             before, after = self._border
-            height, width = out.shape[1:3] if conversion.channels_last else out.shape[2:]
             inside = np.array([before[1], before[0], height - after[1], width - after[0]], np.int32).T
             bits = fill_bits(self._fill, conversion)
             fill = np.empty(3, bits.dtype)
