@@ -29,7 +29,7 @@ from penstock.images.transforms import Compose
 from penstock.manifest import Manifest
 from penstock.manifest.classes import HasClasses
 from penstock.plan.share import MiniEpoch
-from penstock.random import in_sample, load_each
+from penstock.random import in_sample, load_each, shown_record
 from penstock.sources.batched import BatchedDataset
 from penstock.storage import Storage, is_remote
 from penstock.wording import kind_text
@@ -155,8 +155,16 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         if isinstance(self.source, Manifest):
             return self.load(self.source[index])
         if type(self.source) is RankDataset:
-            return cast(Item, self.source.load_one(index, self.load))
+            return cast(Item, self.source.load_one(index, self.load if in_sample() else self._load_named))
         return ImageDataset.__getitems__(self, [index])[0]
+
+    def _load_named(self, record: Any) -> Item:
+        """Load a record; an error gets a note that names it, as from `load_each`."""
+        try:
+            return self.load(record)
+        except Exception as error:
+            error.add_note(f"while loading {shown_record(record)}")
+            raise
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
         source = self.source

@@ -27,7 +27,7 @@ from penstock.plan.reader import Draws
 from penstock.plan.share import EpochView, MiniEpoch, ShareCursor, SharePlan
 from penstock.plan.share_options import ShareOptions
 from penstock.plan.source import Source
-from penstock.random import call_in_scope, in_sample, load_each, shown_record
+from penstock.random import call_in_scope, in_sample, load_each
 from penstock.sources.batched import BatchedDataset
 
 __all__ = [
@@ -260,11 +260,7 @@ class SourceDataset(BatchedDataset):
             return self._items([record])[0]
         if in_sample():
             return load(record)
-        try:
-            return call_in_scope(sample_key(view.seed, view.epoch, position), load, record)
-        except Exception as error:
-            error.add_note(f"while loading {shown_record(record)}")
-            raise
+        return call_in_scope(sample_key(view.seed, view.epoch, position), load, record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the items at several indices at once; loaders use this."""
