@@ -134,10 +134,18 @@ def test_labels(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
 def test_grey_images(shape: tuple[int, ...], tmp_path: Path) -> None:
     made = np.random.default_rng(0).integers(0, 256, (N, *shape), np.uint8)
     np.save(tmp_path / "images.npy", made)
-    dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy"), seed=1), transform=[RandomCrop(8), ToTensor()])
-    batch = next(iter(DataLoader(dataset, 6)))
-    assert batch.shape == (6, 1, 8, 8)
-    assert torch.equal(batch[3], dataset[3])
+    crop = RandomCrop((8, 12), padding=2, fill=(7,))
+    for chain in ([crop], [crop, ToTensor(channels_last=False), Normalize([0.5], [0.2])]):
+        dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy"), seed=1), transform=chain)
+        assert dataset.makes_batches == native.is_available()
+        batch = next(iter(DataLoader(dataset, 6)))
+        assert batch.shape == (6, 1, 8, 12)
+        assert batch.is_contiguous()
+        assert torch.equal(batch, torch.stack([dataset[index] for index in range(6)]))
+    for wrong in (RandomCrop(9, padding=9, fill=(1, 2, 3)), Compose([ToTensor(), Normalize([0.5] * 3, [0.2] * 3)])):
+        dataset = ImageDataset(ArrayDataset(str(tmp_path / "images.npy"), seed=1), transform=[wrong])
+        with pytest.raises(ConfigError, match="the image 1 channels"):
+            next(iter(DataLoader(dataset, 6)))
 
 
 def test_size_and_flip(pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:

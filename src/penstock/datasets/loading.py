@@ -309,20 +309,21 @@ class LoadImage:
         """Transform images together into the rows of `out`; return which of them could be.
 
         Args:
-            sources: JPEG files, or pixels (images, height, width, 3).
+            sources: JPEG files, or pixels (images, height, width, channels).
             keys: of the samples' generators.
             out: the images, with the layout in memory and the dtype of `form`.
         """
         transform, clock = self.transform, account.clock
         assert transform is not None
         assert transform.draws is not None
-        start, sizes = clock(), None
+        start, sizes, channels = clock(), None, 3
         if isinstance(sources, np.ndarray):
             height, width = (np.full(len(sources), side) for side in sources.shape[1:3])
+            channels = sources.shape[3]
         else:
             sizes = native.sizes_of(sources)
             width, height = sizes[:, 0], sizes[:, 1]
-        batch = Batch(width, height, native.uniform(np.array(keys, np.uint64), transform.draws))
+        batch = Batch(width, height, native.uniform(np.array(keys, np.uint64), transform.draws), channels)
         transform.plan(batch)
         spent("augment", clock() - start)
         return batch.draw(sources, out, sizes, self.max_pixels)

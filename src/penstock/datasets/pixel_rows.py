@@ -70,7 +70,7 @@ class PixelRows:
     def form(self, transform: Compose) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Return shape in memory, and dtype, of every transformed image; None if they are not known."""
         height, width, channels = self.shape
-        return transform.leaves(Form((height, width))).row if channels == 3 else None
+        return transform.leaves(Form((height, width), channels=channels)).row
 
     def pixels(self, rows: Indices) -> npt.NDArray[np.uint8]:
         """Return the images of rows, uint8 (rows, height, width, channels)."""

@@ -48,6 +48,7 @@ class Batch:
     Args:
         width, height: sizes of the images; 0 x 0 declines one.
         numbers: (images, `Compose.draws`): the first random numbers of each image's generator.
+        channels: of all images.
 
     Attributes:
         size: (2, images) of current widths and heights.
@@ -56,7 +57,14 @@ class Batch:
         conversion: the conversion of the pixels at the end; None: no conversion.
     """
 
-    def __init__(self, width: npt.NDArray[Any], height: npt.NDArray[Any], numbers: npt.NDArray[np.float64]) -> None:
+    def __init__(
+        self,
+        width: npt.NDArray[Any],
+        height: npt.NDArray[Any],
+        numbers: npt.NDArray[np.float64],
+        channels: int = 3,
+    ) -> None:
+        self.channels = channels
         self.declined: Chosen = width == 0
         self.size: Pairs = np.maximum(np.array([width, height], np.int64), 1)
         self.resized: Chosen = np.zeros(len(width), bool)
@@ -121,7 +129,8 @@ class Batch:
         inner = size - before - after
         # Pixels are needed for a second border, and beside the visible ones of a resized image.
         unplanned = self.resized | (inner < 1).any(axis=0)
-        wrong = isinstance(fill, tuple) and len(fill) != 3  # `apply` raises the error, which then names the image
+        # `apply` raises the error, which then names the image.
+        wrong = isinstance(fill, tuple) and len(fill) != self.channels
         if not constant or wrong or (self._border is not None and self._fill != fill):
             unplanned = outside
         self.decline(outside & unplanned)
@@ -167,14 +176,14 @@ class Batch:
         """Draw all images into rows of `out`, which has their layout in memory; return which of them were drawn.
 
         Args:
-            sources: their JPEG files; or their pixels, (images, height, width, 3).
+            sources: their JPEG files; or their pixels, (images, height, width, channels).
             sizes: int32 (images, 2) of width and height, which the files were found to have; None for pixels.
             max_pixels: files with more pixels are not drawn.
         """
         conversion = self.conversion or BYTES
         height, width = out.shape[1:3] if conversion.channels_last else out.shape[2:]
         # The program may have changed steps since `out` was chosen.
-        if out.dtype is not conversion.dtype or out.shape[3 if conversion.channels_last else 1] != 3:
+        if out.dtype is not conversion.dtype or out.shape[3 if conversion.channels_last else 1] != self.channels:
             return np.zeros(len(out), bool)
         self.decline((self.size != pair(height, width)).any(axis=0))
         declined = self.declined
@@ -183,8 +192,8 @@ class Batch:
         if self._border is not None:
             before, after = self._border
             inside = np.array([before[1], before[0], height - after[1], width - after[0]], np.int32).T
-            bits = fill_bits(self._fill, conversion)
-            fill = np.empty(3, bits.dtype)
+            bits = fill_bits(self._fill, conversion, self.channels)
+            fill = np.empty(self.channels, bits.dtype)
             fill[:] = bits.reshape(-1)
         if declined.any():
             boxes[declined] = 0, 0, 1, 1
@@ -202,7 +211,7 @@ class Batch:
             flips=np.ascontiguousarray(self._flips.T),
             inside=None if inside is None else np.ascontiguousarray(inside),
             fill=fill,
-            table=None if conversion.dtype is torch.uint8 else look_up_table(conversion, 3),
+            table=None if conversion.dtype is torch.uint8 else look_up_table(conversion, self.channels),
             interpolation=interpolation,
             antialias=antialias,
             planar=not conversion.channels_last,

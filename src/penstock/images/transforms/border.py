@@ -80,13 +80,13 @@ class Border(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def fill_bits(fill: float | tuple[float, ...], conversion: Conversion) -> npt.NDArray[Any]:
-    """Return the value of a border after a conversion, as bits, in the shape that fills an image of three channels.
+def fill_bits(fill: float | tuple[float, ...], conversion: Conversion, channels: int = 3) -> npt.NDArray[Any]:
+    """Return the value of a border after a conversion, as bits, in the shape that fills an image.
 
     It is what OpenCV rounds `fill` to. One value if all are equal, which NumPy fills faster.
     """
-    made: Pixels = cv2.copyMakeBorder(np.zeros((1, 1, 3), np.uint8), 1, 0, 0, 0, _PLAIN, value=fill_values(fill, 3))
-    values: npt.NDArray[Any] = look_up_table(conversion, 3)[np.arange(3), made[0, 0]]
+    made = Border(0, 1, 0, 0, fill).around(np.zeros((1, 1, channels), np.uint8))
+    values: npt.NDArray[Any] = look_up_table(conversion, channels)[np.arange(channels), made[0, 0]]
     if (values == values[0]).all():
         return values[:1]
     return values if conversion.channels_last else values[:, None, None]

@@ -60,7 +60,7 @@ class _External(Transform):
         self.function = function
 
     def leaves(self, form: Form) -> Form:
-        return Form(None, None, form.channels_last)
+        return form._replace(size=None, dtype=None)
 
     def __repr__(self) -> str:
         return repr(self.function)

@@ -30,18 +30,20 @@ class Form(NamedTuple):
         size: (height, width); None if images differ.
         dtype: dtype of the images; None if it is not known.
         channels_last: whether the memory layout is (height, width, channels).
+        channels: number of channels, unless a step of another library changes it.
     """
 
     size: tuple[int, int] | None = None
     dtype: torch.dtype | None = torch.uint8
     channels_last: bool = True
+    channels: int = 3
 
     @property
     def row(self) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """Shape (in memory) and dtype of an image of three channels; None if they are not known."""
+        """Shape (in memory) and dtype of an image; None if they are not known."""
         if self.size is None or self.dtype is None:
             return None
-        return ((*self.size, 3) if self.channels_last else (3, *self.size)), self.dtype
+        return ((*self.size, self.channels) if self.channels_last else (self.channels, *self.size)), self.dtype
 
 
 class Conversion(NamedTuple):

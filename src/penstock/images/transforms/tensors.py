@@ -86,7 +86,7 @@ class Normalize(Transform):
 
     def plan(self, batch: Batch) -> None:
         conversion = batch.conversion
-        if conversion is not None and not conversion.mean and len(self.mean) in (1, 3):
+        if conversion is not None and not conversion.mean and len(self.mean) in (1, batch.channels):
             batch.conversion = conversion._replace(mean=self.mean, std=self.std)
         else:
             batch.decline(~batch.declined)
