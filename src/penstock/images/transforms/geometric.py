@@ -82,7 +82,7 @@ class RandomResizedCrop(Transform):
         ConfigError: a size, share or ratio is not positive, or the filter is unknown.
 
     If ten draws do not fit into the image, the crop is the largest centred one of the nearest allowed ratio. Draws at
-    most 40 numbers. An `ImageDataset` decodes only the crop.
+    most 22 numbers. An `ImageDataset` decodes only the crop.
     """
 
     def __init__(
