@@ -71,7 +71,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
     size or less, the pixels also depend on whether the C extension is installed (see `penstock.images.region`).
 
     Rows of an `ArrayDataset` are images if they are uint8 of (height, width, 3), (height, width, 1) or (height, width).
-    A label that is one integer becomes an int. Without ``labels=``, an item is the image alone.
+    A label that is one integer becomes an int. Without ``labels=`` and `target`, an item is the image alone.
     """
 
     # Decoding releases the GIL, but not for long enough: threads would wait for each other (docs/performance.md).
