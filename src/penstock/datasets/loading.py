@@ -409,7 +409,7 @@ def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Se
                     descriptor = os.open(record.path, _READ_ONLY)
                     try:
                         size = os.fstat(descriptor).st_size
-                        data = os.read(descriptor, size + 1) if size <= _SMALL else b""
+                        data = os.read(descriptor, size + 1) if 0 < size <= _SMALL else b""  # a pipe has no size
                         data = data if len(data) == size else b""
                     finally:
                         os.close(descriptor)
