@@ -1,12 +1,15 @@
-/* Most coefficients take one table look-up: a code and the bits behind it are looked up together. */
+/* Most coefficients take one table look-up: a code and the bits behind it are looked up together. Skipping takes one
+ * for several coefficients.
+ */
 #include "huffman.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define END_OF_BLOCK 128 /* coefficients that the symbol EOB counts for, and more than those of a block */
-#define MAX_DC 2047      /* of 8 bits a sample */
-#define MAX_SUM 5800     /* of a block's coefficients: below it, no sum of libjpeg's transform leaves 16 bits */
+#define MAX_SKIP_BITS (PST_LOOKUP_BITS + 15) /* the value of one symbol may end behind the bits that are looked up */
+#define MAX_DC 2047                          /* of 8 bits a sample */
+#define MAX_SUM 5800 /* of a block's coefficients: below it, no sum of libjpeg's transform leaves 16 bits */
 
 /* The number that so many bits stand for. */
 static inline int extend(uint32_t bits, int size)
@@ -21,10 +24,17 @@ static inline unsigned advance_of(unsigned symbol)
     return size == 0 && run != 15 ? END_OF_BLOCK : run + 1;
 }
 
-/* Decode the next symbol, for which `found` is looked up, without its value, or not at all. `*k`, a coefficient, goes
- * on behind it. 0 if there is no such code. */
-static inline int decode_symbol(const pst_huffman_table *table, uint32_t found, pst_bits *bits, unsigned *k, int *value)
+/* Decode the next symbol and its value, for which there are enough bits or, if they are not within a look-up, more are
+ * read. `*k`, a coefficient, goes on behind it. 0 if there is no such code. */
+static inline int decode_symbol(const pst_huffman_table *table, pst_bits *bits, unsigned *k, int *value)
 {
+    const uint32_t found = table->lookup[pst_bits_peek(bits, PST_LOOKUP_BITS)];
+    if (found & 255) {
+        pst_bits_drop(bits, (int)(found & 255));
+        *k += found >> 8 & 255;
+        *value = (int32_t)found >> 16;
+        return 1;
+    }
     pst_bits_refill(bits);
     unsigned length = found >> 8 & 255, symbol = found >> 16;
     if (!length) {
@@ -48,12 +58,9 @@ static inline int decode_symbol(const pst_huffman_table *table, uint32_t found, 
 static inline int decode_dc(pst_block_decoder *decoder, pst_bits *bits)
 {
     unsigned unused = 0;
+    int difference;
     pst_bits_refill(bits);
-    const uint32_t found = decoder->dc->lookup[pst_bits_peek(bits, PST_LOOKUP_BITS)];
-    int difference = (int32_t)found >> 16;
-    if (found & 255)
-        pst_bits_drop(bits, (int)(found & 255));
-    else if (!decode_symbol(decoder->dc, found, bits, &unused, &difference))
+    if (!decode_symbol(decoder->dc, bits, &unused, &difference))
         return 0;
     decoder->prediction += difference;
     return decoder->prediction >= -MAX_DC && decoder->prediction <= MAX_DC;
@@ -83,6 +90,7 @@ void pst_huffman_build(pst_huffman_table *table, const pst_huffman_definition *d
     memcpy(table->definition.counts, definition->counts, 16);
     memcpy(table->definition.symbols, definition->symbols, size);
     memset(table->lookup, 0, sizeof table->lookup);
+    memset(table->skips, 0, sizeof table->skips);
     unsigned code = 0, index = 0;
     for (unsigned length = 1; length <= 16; length++, code <<= 1) {
         table->offset[length] = (int32_t)index - (int32_t)code;
@@ -93,9 +101,34 @@ void pst_huffman_build(pst_huffman_table *table, const pst_huffman_definition *d
     }
 }
 
-/* `block` is NULL where the next block is skipped. */
-static inline __attribute__((always_inline)) enum pst_block
-decode_block(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors, int16_t *block)
+/* The entry of `skips` for the next bits; no bits, where the first code does not end within them. */
+static uint32_t find_skip(const pst_huffman_table *table, uint32_t ahead)
+{
+    unsigned used = 0, coefficients = 0;
+    while (used < PST_LOOKUP_BITS && coefficients < 64) {
+        const uint32_t found = table->lookup[ahead << used & ((1 << PST_LOOKUP_BITS) - 1)];
+        unsigned count = found & 255, advance = found >> 8 & 255;
+        if (!count && advance && !used) {
+            const unsigned symbol = found >> 16;
+            count = advance + (symbol & 15);
+            advance = advance_of(symbol);
+        }
+        if (!count || (used && used + count > PST_LOOKUP_BITS))
+            break;
+        used += count;
+        coefficients += advance;
+    }
+    return used ? coefficients << 8 | used : END_OF_BLOCK << 8;
+}
+
+/* Whether a block may end so: with its last coefficient, or with an EOB behind an earlier one. */
+static inline int is_end(unsigned k)
+{
+    return k == 64 || (k >= END_OF_BLOCK && k < END_OF_BLOCK + 64);
+}
+
+enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
+                                int16_t *block)
 {
     static const uint8_t natural_order[PST_PLACES] = {
         0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18,
@@ -108,44 +141,47 @@ decode_block(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *
     pst_bits bits = reader->bits;
     if (!decode_dc(decoder, &bits))
         return PST_BLOCK_DAMAGED;
-    int value, sum = 0;
-    if (block) {
-        value = decoder->prediction * factors[0];
-        sum = abs(value);
-        block[0] = (int16_t)value;
-    }
+    int value = decoder->prediction * factors[0], sum = abs(value);
+    block[0] = (int16_t)value;
     unsigned k = 1;
     do {
         pst_bits_refill(&bits);
         do {
-            const uint32_t found = ac->lookup[pst_bits_peek(&bits, PST_LOOKUP_BITS)];
-            if (found & 255) {
-                pst_bits_drop(&bits, (int)(found & 255));
-                k += found >> 8 & 255;
-                value = (int32_t)found >> 16;
-            } else if (!decode_symbol(ac, found, &bits, &k, &value))
+            if (!decode_symbol(ac, &bits, &k, &value))
                 return PST_BLOCK_DAMAGED;
-            if (block) {
-                value *= factors[k - 1];
-                sum += abs(value);
-                block[natural_order[k - 1]] = (int16_t)value;
-            }
+            value *= factors[k - 1];
+            sum += abs(value);
+            block[natural_order[k - 1]] = (int16_t)value;
         } while (k < 64 && bits.count >= PST_LOOKUP_BITS);
     } while (k < 64);
-    /* The last coefficient ends a block, or an EOB within it. */
-    const int is_whole = k == 64 || (k >= END_OF_BLOCK && k < END_OF_BLOCK + 64);
-    if (!pst_bit_reader_store(reader, &bits) || !is_whole || sum > MAX_SUM)
+    if (!pst_bit_reader_store(reader, &bits) || !is_end(k) || sum > MAX_SUM)
         return PST_BLOCK_DAMAGED;
     return k == 1 + END_OF_BLOCK ? PST_BLOCK_DC : PST_BLOCK_FULL;
 }
 
-enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
-                                int16_t *block)
+int pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader)
 {
-    return decode_block(decoder, reader, factors, block);
-}
-
-enum pst_block pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader)
-{
-    return decode_block(decoder, reader, NULL, NULL);
+    pst_huffman_table *ac = decoder->ac;
+    pst_bit_reader_fill(reader);
+    pst_bits bits = reader->bits;
+    if (!decode_dc(decoder, &bits))
+        return 0;
+    int value;
+    unsigned k = 1;
+    do {
+        pst_bits_refill(&bits);
+        do {
+            const uint32_t ahead = pst_bits_peek(&bits, PST_LOOKUP_BITS);
+            if (!ac->skips[ahead])
+                ac->skips[ahead] = find_skip(ac, ahead);
+            const uint32_t found = ac->skips[ahead];
+            const unsigned after = k + (found >> 8);
+            if (found & 255 && (after < 64 || is_end(after))) {
+                pst_bits_drop(&bits, (int)(found & 255));
+                k = after;
+            } else if (!decode_symbol(ac, &bits, &k, &value))
+                return 0;
+        } while (k < 64 && bits.count >= MAX_SKIP_BITS);
+    } while (k < 64);
+    return pst_bit_reader_store(reader, &bits) && is_end(k);
 }

@@ -14,8 +14,9 @@
 typedef struct {
     pst_huffman_definition definition;
     uint32_t lookup[1 << PST_LOOKUP_BITS];
-    uint32_t limit[17]; /* by length: the first 16 bits behind all codes of it and of shorter ones */
-    int32_t offset[17]; /* by length: what makes a code the index of its symbol */
+    uint32_t skips[1 << PST_LOOKUP_BITS]; /* bits | coefficients << 8 of all symbols within the next bits; 0: unknown */
+    uint32_t limit[17];                   /* by length: the first 16 bits behind all codes of it and of shorter ones */
+    int32_t offset[17];                   /* by length: what makes a code the index of its symbol */
 } pst_huffman_table;
 
 /* What a component of a scan is decoded by. */
@@ -35,7 +36,7 @@ enum pst_block { PST_BLOCK_DAMAGED, PST_BLOCK_DC, PST_BLOCK_FULL };
 enum pst_block pst_block_decode(pst_block_decoder *decoder, pst_bit_reader *reader, const uint8_t *factors,
                                 int16_t *block);
 
-/* Skip the next block: its DC value is the prediction then. */
-enum pst_block pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader);
+/* Skip the next block: its DC value is the prediction then. 0 where the data is not as it should be. */
+int pst_block_skip(pst_block_decoder *decoder, pst_bit_reader *reader);
 
 #endif

@@ -95,14 +95,14 @@ static int decode_block(pst_region *region, int component, size_t offset)
     pst_block_decoder *decoder = &region->scan.decoders[component];
     pst_bit_reader *reader = &region->scan.reader;
     if (component >= region->components)
-        return pst_block_skip(decoder, reader) != PST_BLOCK_DAMAGED;
+        return pst_block_skip(decoder, reader);
     uint8_t *out = plane->samples + offset;
     const ptrdiff_t stride = (ptrdiff_t)plane->stride;
     if (plane->block_size == 1) {
-        const enum pst_block kind = pst_block_skip(decoder, reader);
+        const int is_whole = pst_block_skip(decoder, reader);
         const int dc = decoder->prediction * plane->factors[0];
         pst_idct_dc(dc, 1, out, stride);
-        return kind != PST_BLOCK_DAMAGED && dc >= -MAX_DC_ALONE && dc <= MAX_DC_ALONE;
+        return is_whole && dc >= -MAX_DC_ALONE && dc <= MAX_DC_ALONE;
     }
     _Alignas(32) int16_t block[72];
     memset(block, 0, 64 * sizeof *block);
