@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from penstock.datasets.arrays import ArrayDataset
+from penstock.datasets.image_batches import draw, draws_of, load_batch
 from penstock.datasets.loading import Item, LoadImage, plain_transform
 from penstock.datasets.pixel_rows import PixelRows
 from penstock.datasets.rank import RankDataset
@@ -129,7 +130,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
             if height * width > max_pixels:
                 raise ConfigError(f"images of {height} x {width} pixels (height, width), more than {max_pixels=}")
             self.load.form = self._rows.form(self.load.transform)
-        self.makes_batches = self._rows is not None and self.load.draws is not None and type(self).makes_batches
+        self.makes_batches = self._rows is not None and draws_of(self.load) is not None and type(self).makes_batches
 
     @property
     def pure(self) -> bool:
@@ -183,7 +184,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         pixels, labels = arrays.pixels(rows), arrays.labels(rows, empty)
         images = empty((len(rows), *form[0]), form[1])
         # Another machine may have opened the dataset, and this one lack the extension.
-        drawn = np.zeros(len(rows), bool) if load.draws is None else load.draw(pixels, keys, images)
+        drawn = np.zeros(len(rows), bool) if draws_of(load) is None else draw(load, pixels, keys, images)
         for number in np.flatnonzero(~drawn).tolist():
             image = load_each(partial(load, out=images[number]), arrays.records(rows[[number]]), [keys[number]])[0][0]
             if image.data_ptr() != images[number].data_ptr():
@@ -228,8 +229,8 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
             storage = self.load.storage or Storage()
             with closing(storage.read_ahead([record.path for record in records])) as ahead:
                 items = load_into(partial(self.load, data=partial(next, ahead)), form, records, keys, into)
-        elif keys is not None and len(records) > 1 and self.load.draws is not None:
-            items = self.load.load_batch(records, keys, into)
+        elif keys is not None and len(records) > 1 and draws_of(self.load) is not None:
+            items = load_batch(self.load, records, keys, into)
         else:
             items = load_into(self.load, form, records, keys, into)
         return items if self._has_labels else [item[0] for item in items]

@@ -7,9 +7,7 @@ image, label = load(record)         # uint8 tensor (3, 224, 224), RGB, channels_
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -28,13 +26,12 @@ from penstock.images.jpeg import frame_size
 from penstock.images.region import decode_region, too_large
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
-from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import ArraySource, Canvas, PixelSource
 from penstock.images.transforms.output import BYTES, Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
-from penstock.random import generator, load_each, sample_scope, shown_record
+from penstock.random import generator, shown_record
 from penstock.stages import account, spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
@@ -44,12 +41,6 @@ __all__ = ["EncodedImage", "Item", "LoadImage", "plain_transform"]
 Item = tuple[Any, ...]
 
 _JPEG = b"\xff\xd8"
-_SMALL = 1 << 14
-"""Size in bytes of files up to which images are drawn together, without entries. Of larger ones, decoding is nearly all
-of the time, and entries save more of it."""
-_AT_ONCE = 128
-"""Images that are drawn together: a signal may have to wait for them."""
-_READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
 class EncodedImage:
@@ -262,72 +253,6 @@ class LoadImage:
             image, label = self._transformed(self.transform, record, data, out)
         return (image, label, record.row) if self.row else (image, label)
 
-    @property
-    def draws(self) -> int | None:
-        """How many random numbers `load_batch` draws for an image at most; None if it does not support this object."""
-        chosen = native.is_available() and type(self) is LoadImage
-        if not chosen or self.transform is None or self.form is None or self.target is not None:
-            return None
-        return None if isinstance(self.index, ImageIndex) else self.transform.draws
-
-    def load_batch(
-        self,
-        records: Sequence[Record | SampleRecord | PixelRecord],
-        keys: Sequence[int],
-        into: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None,
-    ) -> list[Item]:
-        """Return the items of records, as calls in the scopes of their keys do. Small JPEGs are drawn together.
-
-        Args:
-            records: the records.
-            keys: of the samples' generators.
-            into: allocates memory for the images; by default, each has its own.
-        """
-        assert self.transform is not None
-        assert self.form is not None
-        shape, dtype = self.form
-        whole = None if into is None else into((len(records), *shape), dtype)
-        items: list[Item] = []
-        for begin in range(0, len(records), _AT_ONCE):
-            some = slice(begin, begin + _AT_ONCE)
-            pixels = [record.pixels for record in records[some] if isinstance(record, PixelRecord)]
-            sources = np.stack(pixels) if pixels else _read_small(records[some], keys[some])
-            out = torch.empty((len(sources), *shape), dtype=dtype) if whole is None else whole[some]
-            drawn = self.draw(sources, keys[some], out).tolist()
-            images = (out.permute(0, 3, 1, 2) if self.transform.form.channels_last else out).unbind()
-            for image, row, record, key, done in zip(images, out, records[some], keys[some], drawn, strict=True):
-                if not done:
-                    items += load_each(partial(self, out=None if whole is None else row), [record], [key])
-                    continue
-                image = image.clone() if whole is None else image
-                items.append((image, record.label, record.row) if self.row else (image, record.label))
-        return items
-
-    def draw(
-        self, sources: list[bytes] | npt.NDArray[np.uint8], keys: Sequence[int], out: torch.Tensor
-    ) -> npt.NDArray[np.bool_]:
-        """Transform images together into the rows of `out`; return which of them could be.
-
-        Args:
-            sources: JPEG files, or pixels (images, height, width, channels).
-            keys: of the samples' generators.
-            out: the images, with the layout in memory and the dtype of `form`.
-        """
-        transform, clock = self.transform, account.clock
-        assert transform is not None
-        assert transform.draws is not None
-        start, sizes, channels = clock(), None, 3
-        if isinstance(sources, np.ndarray):
-            height, width = (np.full(len(sources), side) for side in sources.shape[1:3])
-            channels = sources.shape[3]
-        else:
-            sizes = native.sizes_of(sources)
-            width, height = sizes[:, 0], sizes[:, 1]
-        batch = Batch(width, height, native.uniform(np.array(keys, np.uint64), transform.draws), channels)
-        transform.plan(batch)
-        spent("augment", clock() - start)
-        return batch.draw(sources, out, sizes, self.max_pixels)
-
     def _plain(
         self, record: Record | SampleRecord, data: Callable[[], bytes] | None, out: torch.Tensor | None
     ) -> torch.Tensor:
@@ -391,32 +316,6 @@ class LoadImage:
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
             return canvas.tensor, record.label if self.target is None else close_target(canvas, targets)
-
-
-def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Sequence[int]) -> list[bytes]:
-    """Return the files of images; none of those that are loaded alone: large, remote or unreadable ones."""
-    files = []
-    clock = account.clock
-    start = clock()
-    with sample_scope(0) as scope:
-        for record, key in zip(records, keys, strict=True):
-            scope.board[0] = key  # if the file system hangs, the message names the sample
-            data: Any = b""
-            if isinstance(record, SampleRecord):
-                data = record.read()
-            elif isinstance(record.path, str) and "://" not in record.path:
-                with suppress(OSError, ValueError):  # the image is loaded again, alone, which raises them
-                    descriptor = os.open(record.path, _READ_ONLY)
-                    try:
-                        size = os.fstat(descriptor).st_size
-                        data = os.read(descriptor, size + 1) if 0 < size <= _SMALL else b""  # a pipe has no size
-                        data = data if len(data) == size else b""
-                    finally:
-                        os.close(descriptor)
-            small = isinstance(data, bytes | bytearray | memoryview) and len(data) <= _SMALL
-            files.append(data if small else b"")
-    spent("read", clock() - start)
-    return files
 
 
 def plain_transform(size: int | tuple[int, int] | None, flip: bool) -> Compose:
