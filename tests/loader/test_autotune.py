@@ -161,6 +161,22 @@ def test_one_bad_measurement_does_not_end_the_search() -> None:
     assert tuner.chosen == 8
 
 
+def test_one_bad_measurement_of_the_last_number_does_not_decide() -> None:
+    class Busy(Machine):
+        bad = True
+
+        def measure(self, workers: int) -> Throughput:
+            found = super().measure(workers)
+            if workers == 2 and self.bad:
+                self.bad, found.wait = False, found.wait * 10
+            return found
+
+    machine = Busy(cores=2, work=1.0, computing=1.0, train=1e-6)
+    tuner = tuner_of(machine)
+    assert search(tuner, machine) == [1, 2, 2]
+    assert tuner.chosen == 2
+
+
 def test_starting_workers_counts_where_passes_are_short_unless_they_stay() -> None:
     machine = Machine(cores=2, work=1e-3, computing=1.0, train=1e-6)
     for start, persistent, chosen in ((0.0, False, 2), (0.4, False, 0), (0.4, True, 2)):
@@ -201,7 +217,7 @@ def test_it_ends_within_its_limits_and_with_one_of_the_best(
     tuner = tuner_of(machine, inline=inline, ranks=ranks)
     tuner.length, tuner.memory_for = length, memory
     tried = search(tuner, machine)
-    assert len(tried) == len(set(tried)) <= 8
+    assert len(tried) <= len(set(tried)) + 1 <= 9
     assert max(tried) <= max(1, max(64, machine.cores) // ranks)
     assert memory is None or max(tried) <= max(1, memory)
     best = max(machine.measure(workers).rate() for workers in tried)

@@ -175,11 +175,14 @@ class Autotuner:
             self._choose("more workers would gain almost nothing")
         elif found.error or max(last, this) < _GAIN * max(before):
             self._choose("more workers are not faster")
-        elif count < _GAIN * self.workers:
-            self._choose("this rank may have no more workers")
-        else:
+        elif count >= _GAIN * self.workers:
             self.workers = count
             self._now = Throughput(count)
+        elif last and this < _GAIN * last and self._tried[-2].workers != self.workers:
+            # No other number follows, so this one is measured twice.
+            self._now = Throughput(self.workers)
+        else:
+            self._choose("this rank may have no more workers")
 
     def fail(self, error: Exception) -> None:
         """Record that the current number of workers does not work, and choose one that does."""
