@@ -9,7 +9,7 @@ meanwhile, samples of the old content precede the error, and none of the new con
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -145,6 +145,7 @@ def scan_runs(
     require_end: bool = True,
     handler: Handler | None = None,
     extensions: Extensions | None = None,
+    select: Callable[[str], bool] | None = None,
 ) -> Iterator[Run]:
     """Yield all samples of an archive in order.
 
@@ -155,6 +156,7 @@ def scan_runs(
         require_end: see `walk`.
         handler: decides about a repeated extension: True skips the second file, False ends.
         extensions: numbers to use for extensions.
+        select: returns whether to use the file with a name.
 
     Raises:
         TruncatedShardError, ShardError: as from `walk` and `group`. Complete samples precede the error.
@@ -166,7 +168,10 @@ def scan_runs(
     ended, error = False, None
     while not ended:
         try:
-            waiting.append(next(scanned).files())
+            files = next(scanned).files()
+            if select is not None:
+                files = files.take(np.array([*map(select, texts(files.names, files.lengths))], bool))
+            waiting.append(files)
         except StopIteration:
             ended = True
         except Exception as caught:

@@ -289,7 +289,7 @@ def read_shard(
     file = File(name, SHARD)
     try:
         packed = compression_of(file.read_exact(min(6, file.size), 0)) is not None
-        if packed or select is not None or rename is not None:
+        if packed or rename is not None:
             with open_stream(name) as stream:
                 yield from read_stream(
                     stream, url, start=start, handler=handler, path=path, select=select, rename=rename
@@ -297,7 +297,7 @@ def read_shard(
             return
         file.settle()
         archive = Archive(file)
-        for run in scan_runs(archive, url, start=start, handler=handler):
+        for run in scan_runs(archive, url, start=start, handler=handler, select=select):
             samples = zip(run.files.header[run.first[:-1]].tolist(), run.samples(archive, url), strict=True)
             if path is None:
                 yield from samples
