@@ -84,6 +84,21 @@ class Shrinking(Dataset[Any]):
         return torch.zeros(300_000) if index < 4 else index
 
 
+class Texts(Dataset[str]):
+    def __getitem__(self, index: int) -> str:
+        return f"{index} \N{SNOWMAN} " * 1500
+
+    def __len__(self) -> int:
+        return 2 * (SLOTS + 100)
+
+
+def test_long_texts_come_by_the_ring_and_hold_no_slot() -> None:
+    with DataLoader(Texts(), 2, num_workers=2, executor="process") as loader:
+        held = [text for batch in loader for text in batch]
+        assert held == list(map(Texts().__getitem__, range(len(held))))
+        assert loader.stats()["ways"] == {"ring": SLOTS + 100}
+
+
 def test_batches_that_need_no_slot_give_theirs_back() -> None:
     loader = DataLoader(Shrinking(), 2, num_workers=2)
     iterator: Any = iter(loader)

@@ -98,7 +98,7 @@ class BatchResult(NamedTuple):
         worker: the worker that made it.
         state: states of the user's dataset, iterator and collate function right after this batch or its error; None
             without states, and empty if a stream could not make the batch, which counts as not made.
-        way: transport: "local" (same process), "ring", "pipe" (without large tensors), "refused" (the same, because
+        way: transport: "local" (same process), "ring", "pipe" (without large values), "refused" (the same, because
             there was no memory for it in the ring), or Ray's "message".
         error: exception raised in place of this batch.
         run: number of the run that asked for it.

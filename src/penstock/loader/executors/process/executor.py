@@ -239,7 +239,7 @@ class ProcessExecutor(Executor):
                 error = failed
         metrics.hand_over += time.perf_counter() - begin
         way = "refused" if how == REFUSED else "ring" if used else "pipe"
-        nbytes = used + len(data)
+        nbytes = used if isinstance(data, slice) else used + len(data)
         events.append(BatchResult(batch, metrics, number, worker, state, way, error, run, how == ENDED, nbytes))
 
     # Workers.

@@ -180,13 +180,16 @@ def pack(batch: Any, slot: Target) -> bytes:
     return file.getvalue()
 
 
-def unpack(data: bytes, memory: npt.NDArray[np.uint8] | None) -> Any:
+def unpack(data: bytes | slice, memory: npt.NDArray[np.uint8] | None) -> Any:
     """Return a batch.
 
     Args:
-        data: the pickle.
+        data: the pickle, or its place in the memory.
         memory: the memory of its slot, which its large tensors and arrays keep alive; None if it has no such.
     """
+    if isinstance(data, slice):
+        assert memory is not None
+        return pickle.loads(memory[data].data, buffers=itertools.repeat(memory))
     return pickle.loads(data, buffers=itertools.repeat(memory))
 
 

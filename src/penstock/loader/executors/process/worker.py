@@ -2,7 +2,7 @@
 
     board     | run | worker 0: peak memory, then key and batch + 1 of its main thread, and of each other thread | ...
     request   (run, number, slot, extent of the slot, indices, keys, place); a `Start` before those of a run
-    answer    (run, number, slot, extent, bytes used, pickled batch, metrics, state, error, how), or `Began`
+    answer    (run, number, slot, extent, bytes used, pickle or its place, metrics, state, error, how), or `Began`
 
 It ends when its request pipe is closed, and at the latest some seconds after its parent has ended. Errors of user code
 are answers; SystemExit and KeyboardInterrupt end the worker, as in torch.
@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from penstock.loader.exceptions import describe
@@ -51,6 +52,9 @@ makes all batches, until one takes longer.
 
 _TOGETHER = 2e-3
 """Seconds for which answers are held back to be sent together."""
+
+_LARGE = 1 << 14
+"""Pickles of more bytes, of many texts for example, are put into the slot: a pipe takes them in pieces."""
 
 _MEASURE_S = 0.1
 """Seconds between measurements of the peak memory, which are system calls."""
@@ -180,7 +184,8 @@ class _Worker:
 
     def _answer(self, request: BatchRequest, slot: Slot, result: BatchResult | None) -> tuple[Any, ...]:
         """Return the answer to a request; None is for one that is not wanted any more."""
-        how, data, metrics, state, error = SKIPPED, b"", BatchMetrics(), None, None
+        data: bytes | slice = b""
+        how, metrics, state, error = SKIPPED, BatchMetrics(), None, None
         if result is not None:
             how, state, error = ENDED * result.ended, result.state, result.error
             metrics = result.metrics
@@ -188,6 +193,9 @@ class _Worker:
                 begin = time.perf_counter()
                 try:
                     data = pack(result.batch, slot)
+                    if len(data) > _LARGE and (copy := slot.empty((len(data),), torch.uint8)) is not None:
+                        copy.numpy()[:] = np.frombuffer(data, np.uint8)
+                        data = slice(slot.used - len(data), slot.used)
                 except Exception as failed:
                     error = failed
                 metrics.hand_over += time.perf_counter() - begin
