@@ -89,13 +89,13 @@ def test_images_of_several_sizes_say_what_to_do(manifest: Manifest, num_workers:
     assert any("size= or transform= of ImageDataset" in note for note in [*caught.value.__notes__, str(caught.value)])
 
 
-def test_resizing_down_averages_areas(tmp_path: Path) -> None:
+def test_resizing_down_looks_at_all_pixels(tmp_path: Path) -> None:
     image = np.zeros((40, 40, 3), np.uint8)
     image[::4] = 200  # linear interpolation looks at the second and third row of four
     cv2.imwrite(str(tmp_path / "stripes.png"), image)
     (tmp_path / "meta.txt").write_text("stripes.png 0\n")
     made, _ = ImageDataset(Manifest.open(tmp_path / "meta.txt", root=tmp_path), size=10)[0]
-    assert int(made.min()) == int(made.max()) == 50
+    assert (made[:, 1:-1] == 50).all()
 
 
 def mirrored(image: torch.Tensor) -> bool:
@@ -203,7 +203,7 @@ def test_load_image_serves_other_data_sets(manifest: Manifest) -> None:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("size", [0, -3, (0, 5), (5, -1), (1, 2, 3), (5,), "32", 3.5, "ab", (None, 3), True])
+    @pytest.mark.parametrize("size", [0, -3, (0, 5), (5, -1), (1, 2, 3), "32", 3.5, "ab", (None, 3), True])
     def test_sizes(self, manifest: Manifest, size: Any) -> None:
         with pytest.raises(ConfigError, match="size must be a positive int"):
             ImageDataset(manifest, size=size)

@@ -38,7 +38,7 @@ _READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 def draws_of(load: LoadImage) -> int | None:
     """Return how many random numbers `load_batch` draws for an image at most; None if it cannot replace `load`."""
     chosen = native.is_available() and type(load) is LoadImage
-    if not chosen or load.transform is None or load.form is None or load.target is not None:
+    if not chosen or load.form is None or load.target is not None:
         return None
     return None if isinstance(load.index, ImageIndex) else load.transform.draws
 
@@ -57,7 +57,6 @@ def load_batch(
         keys: of the samples' generators.
         into: allocates memory for the images; by default, each has its own.
     """
-    assert load.transform is not None
     assert load.form is not None
     shape, dtype = load.form
     whole = None if into is None else into((len(records), *shape), dtype)
@@ -90,7 +89,6 @@ def draw(
         out: the images, with the layout in memory and the dtype of `load.form`.
     """
     transform, clock = load.transform, account.clock
-    assert transform is not None
     assert transform.draws is not None
     start, sizes, channels = clock(), None, 3
     if isinstance(sources, np.ndarray):

@@ -17,7 +17,7 @@ import torch
 
 from penstock.datasets.arrays import ArrayDataset
 from penstock.datasets.image_batches import draw, draws_of, load_batch
-from penstock.datasets.loading import Item, LoadImage, plain_transform
+from penstock.datasets.loading import Item, LoadImage
 from penstock.datasets.pixel_rows import PixelRows
 from penstock.datasets.rank import RankDataset
 from penstock.datasets.source_dataset import Empty, SourceDataset, SourceWrapper, load_into
@@ -108,8 +108,6 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         self._has_labels = self._rows is None or source.labels is not None or target is not None
         if row and not self._has_labels:
             raise ConfigError("row=True needs labels: without them, an item of an ArrayDataset is the image alone")
-        if self._rows is not None and transform is None:
-            transform, size, flip = plain_transform(size, flip), None, False
         if not hasattr(source, "records"):
             raise ConfigError(
                 f"ImageDataset needs a source of records (Manifest, RankDataset, ...), got {type(source)}"
@@ -125,7 +123,7 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
             storage = manifest.storage
         how: dict[str, Any] = {"size": size, "flip": flip, "row": row, "transform": transform, "target": target}
         self.load = LoadImage(storage=storage, max_pixels=max_pixels, index=_index(manifest, source, index), **how)
-        if self._rows is not None and self.load.transform is not None:
+        if self._rows is not None:
             height, width, _ = self._rows.shape
             if height * width > max_pixels:
                 raise ConfigError(f"images of {height} x {width} pixels (height, width), more than {max_pixels=}")
@@ -180,7 +178,6 @@ class ImageDataset(SourceWrapper, HasClasses, BatchedDataset):
         form, transform = load.form, load.transform
         assert arrays is not None
         assert form is not None
-        assert transform is not None
         pixels, labels = arrays.pixels(rows), arrays.labels(rows, empty)
         images = empty((len(rows), *form[0]), form[1])
         # Another machine may have opened the dataset, and this one lack the extension.

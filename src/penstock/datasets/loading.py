@@ -6,12 +6,10 @@ image, label = load(record)         # uint8 tensor (3, 224, 224), RGB, channels_
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,17 +24,18 @@ from penstock.images.jpeg import frame_size
 from penstock.images.region import decode_region, too_large
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
+from penstock.images.transforms.base import check_size
 from penstock.images.transforms.canvas import ArraySource, Canvas, PixelSource
 from penstock.images.transforms.output import BYTES, Conversion, look_up_table
 from penstock.images.transforms.targets import close_target, open_canvas
 from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
-from penstock.random import generator, shown_record
+from penstock.random import shown_record
 from penstock.stages import account, spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
-__all__ = ["EncodedImage", "Item", "LoadImage", "plain_transform"]
+__all__ = ["EncodedImage", "Item", "LoadImage"]
 
 Item = tuple[Any, ...]
 
@@ -151,7 +150,7 @@ class LoadImage:
 
     Args:
         size: ``(height, width)``, or one int for both; None keeps the file's size. The whole image is resized, without
-            preserving its aspect ratio: pixel areas are averaged when it shrinks, otherwise pixels are interpolated.
+            preserving its aspect ratio, as by `penstock.images.transforms.Resize`.
         flip: mirror left to right with probability 1/2, drawn from the sample's own `penstock.generator`.
         row: append the row number of the manifest to the item.
         storage: access to images at remote addresses, see `penstock.storage.Storage`.
@@ -197,34 +196,32 @@ class LoadImage:
             raise ConfigError(f"max_pixels must be at least 1, not {max_pixels}")
         self.max_pixels = max_pixels
         self.storage = storage
-        self.size = None if size is None else _height_and_width(size)
+        self.size = None if size is None else check_size(size)
         if transform is not None and (size is not None or flip):
             raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
-        if transform is not None and not isinstance(transform, Compose):
-            transform = Compose([transform] if callable(transform) else transform)
         if isinstance(index, ImageIndex) and transform is None:
             raise ConfigError(
                 "index= needs transform=, which decodes parts of images; without it, whole images are decoded"
             )
-        if target is not None and transform is None:
-            # Masks and boxes follow the image only through transforms.
-            transform = plain_transform(self.size, flip)
+        if transform is None:
+            transform = [] if self.size is None else [Resize(self.size)]
+            transform += [HorizontalFlip()] if flip else []
+        if not isinstance(transform, Compose):
+            transform = Compose([transform] if callable(transform) else transform)
         self.index = index
         self.transform = transform
         self.target = target
         self.flip = flip
         self.row = row
-        self.form: tuple[tuple[int, ...], torch.dtype] | None = None
+        self.form = transform.form.row
         """Shape in memory, and dtype, of every image; None if they differ between images."""
-        if transform is not None:
-            self.form = transform.form.row
-        elif self.size is not None:
-            self.form = (*self.size, 3), torch.uint8
         repeats = target is None or bool(getattr(target, "pure", False))
-        self.pure = repeats and (transform is None or transform.pure)
+        self.pure = repeats and transform.pure
 
     def __repr__(self) -> str:
-        names = ("size", "flip", "row", "transform", "target", "index")
+        names = ["size", "flip", "row", "target", "index"]
+        if self.size is None and not self.flip and self.transform.transforms:
+            names.insert(3, "transform")
         given = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) not in (None, False)]
         return f"LoadImage({', '.join(given)})"
 
@@ -245,43 +242,6 @@ class LoadImage:
             record = SampleRecord(record)
         if isinstance(record, SampleRecord):
             data = record.read
-        label: Any = record.label
-        if self.transform is None:
-            assert not isinstance(record, PixelRecord)
-            image = self._plain(record, data, out).permute(2, 0, 1)
-        else:
-            image, label = self._transformed(self.transform, record, data, out)
-        return (image, label, record.row) if self.row else (image, label)
-
-    def _plain(
-        self, record: Record | SampleRecord, data: Callable[[], bytes] | None, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        with stage("decode"):
-            encoded = read_bytes(record.path, storage=self.storage, data=data)
-            image = decode(encoded, path=record.path, max_pixels=self.max_pixels)
-        into = None if out is None else out.numpy()
-        if self.size is not None and image.shape[:2] != self.size:
-            height, width = self.size
-            method = cv2.INTER_AREA if height <= image.shape[0] and width <= image.shape[1] else cv2.INTER_LINEAR
-            with stage("resize"):
-                image = cv2.resize(image, (width, height), dst=into, interpolation=method)
-        if self.flip:
-            with stage("augment"):
-                if generator().random() < 0.5:
-                    image = cv2.flip(image, 1, dst=into)
-        if out is None or into is None:
-            return torch.from_numpy(image)
-        if not np.may_share_memory(image, into):
-            np.copyto(into, image)
-        return out
-
-    def _transformed(
-        self,
-        transform: Compose,
-        record: Record | SampleRecord | PixelRecord,
-        data: Callable[[], bytes] | None,
-        out: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Any]:
         source: PixelSource
         if isinstance(record, PixelRecord):
             source = ArraySource(record.pixels)
@@ -308,27 +268,13 @@ class LoadImage:
         with stage("augment"):
             canvas = open_canvas(source, targets, out) if targets else Canvas(source, out=out)
             try:
-                transform.apply(canvas)
+                self.transform.apply(canvas)
             # A transform does not know the file's name.
             except ImageError as error:
                 name = shown(str(record.path))
                 if name in str(error):
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
-            return canvas.tensor, record.label if self.target is None else close_target(canvas, targets)
-
-
-def plain_transform(size: int | tuple[int, int] | None, flip: bool) -> Compose:
-    """Return the transform that resizes and mirrors images."""
-    resize = [] if size is None else [Resize(_height_and_width(size))]
-    return Compose([*resize, *([HorizontalFlip()] if flip else [])])
-
-
-def _height_and_width(size: Any) -> tuple[int, int]:
-    try:
-        height, width = map(operator.index, size if isinstance(size, Iterable) else (size, size))
-    except (TypeError, ValueError):
-        height = width = 0
-    if isinstance(size, bool) or min(height, width) < 1:
-        raise ConfigError(f"size must be a positive int or (height, width), got {size!r}")
-    return height, width
+            image = canvas.tensor
+            label = record.label if self.target is None else close_target(canvas, targets)
+        return (image, label, record.row) if self.row else (image, label)

@@ -33,7 +33,7 @@ def check_size(size: Any, name: str = "size") -> tuple[int, int]:
         values = [operator.index(value) for value in (given * 2 if len(given) == 1 else given)]
     except TypeError:
         values = []
-    if len(values) != 2 or min(values) < 1:
+    if len(values) != 2 or min(values) < 1 or isinstance(size, bool):
         raise ConfigError(f"{name} must be a positive int or (height, width), got {size!r}")
     return values[0], values[1]
 
