@@ -105,7 +105,7 @@ void pst_huffman_build(pst_huffman_table *table, const pst_huffman_definition *d
 static uint32_t find_skip(const pst_huffman_table *table, uint32_t ahead)
 {
     unsigned used = 0, coefficients = 0;
-    while (used < PST_LOOKUP_BITS && coefficients < 64) {
+    while (used < PST_LOOKUP_BITS && coefficients < END_OF_BLOCK) {
         const uint32_t found = table->lookup[ahead << used & ((1 << PST_LOOKUP_BITS) - 1)];
         unsigned count = found & 255, advance = found >> 8 & 255;
         if (!count && advance && !used) {
@@ -114,6 +114,9 @@ static uint32_t find_skip(const pst_huffman_table *table, uint32_t ahead)
             advance = advance_of(symbol);
         }
         if (!count || (used && used + count > PST_LOOKUP_BITS))
+            break;
+        /* Without an EOB, fewer coefficients than it counts for, wherever the group begins. */
+        if (advance < END_OF_BLOCK && coefficients + advance > 63)
             break;
         used += count;
         coefficients += advance;
