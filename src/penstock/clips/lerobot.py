@@ -34,6 +34,7 @@ from penstock.clips.packets import Ints
 from penstock.errors import DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.stages import stage
+from penstock.tables.files import FoundFiles
 from penstock.tables.table import CACHE_BYTES, TableFiles
 from penstock.tables.values import as_array, as_values, shaped
 from penstock.wording import counted
@@ -343,7 +344,7 @@ class LeRobotFiles:
         used = np.unique(parts.table[self.episodes])
         paths = [self.meta.data_file(*names) for names in parts.names[used].tolist()]
         columns = dict.fromkeys([*PLACE, *(name for name in self.columns if name not in self.meta.videos)])
-        table = TableFiles.of([(path, None) for path in paths], columns=list(columns), cache_bytes=cache_bytes)
+        table = TableFiles(FoundFiles((path, None) for path in paths), columns=list(columns), cache_bytes=cache_bytes)
         for path, has, said in zip(paths, np.diff(table.starts).tolist(), parts.rows[used].tolist(), strict=True):
             if has != said:
                 raise DataFileError(f"{path} has {has:,} rows, and meta/episodes says {said:,}")

@@ -185,7 +185,7 @@ def _table(source: TableFiles | JsonFiles | Urls, options: dict[str, Any]) -> _T
     files = table_files(source, options.pop("split", None), options.get("storage"))
     names = [name for name, _ in files]
     if not are_json(names):
-        return TableFiles.of(files, **options)
+        return TableFiles(files, **options)
     for name in {"images", "images_from"} & options.keys():
         raise ConfigError(f"{listed(names)}: {name}= is for Arrow and Parquet files, but these are JSON lines")
-    return (ArrivingLines if all(map(is_remote, names)) else JsonFiles).of(files, **options)
+    return ArrivingLines.of(files, **options) if all(map(is_remote, names)) else JsonFiles(files, **options)

@@ -26,12 +26,17 @@ from penstock.storage.transfer import Stat
 from penstock.storage.urls import is_inside, scheme, shown
 
 __all__ = [
-    *("DESCRIPTIONS", "ENDINGS_IN_FOLDERS", "JSON_ENDINGS", "Found", "are_json", "delimiter_of", "is_stored_parquet"),
-    *("open_parts", "table_files"),
+    *("DESCRIPTIONS", "ENDINGS_IN_FOLDERS", "JSON_ENDINGS", "Found", "FoundFiles", "are_json", "delimiter_of"),
+    *("is_stored_parquet", "open_parts", "table_files"),
 ]
 
 Found = tuple[str, Stat | None]
 """A file of a table, and its version if known."""
+
+
+class FoundFiles(list[Found]):
+    """The files of a table, in order, as the source of a table: their names are not expanded again."""
+
 
 _ENDINGS = (".arrow", ".parquet", ".pq", ".feather", ".ipc")
 JSON_ENDINGS = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".zst", ".gz"))
@@ -59,11 +64,11 @@ _SPLITS = {
 _NOT_DATA = re.compile(r"(?:^|/)(?:[._]|cache-[0-9a-f]{16}[^/]*\.arrow$)")
 
 
-def table_files(source: Urls, split: str | None = None, storage: Storage | None = None) -> list[Found]:
+def table_files(source: Urls | FoundFiles, split: str | None = None, storage: Storage | None = None) -> FoundFiles:
     """Return the files of a table, in order, each with its version if a store listed it.
 
     Args:
-        source: a folder, files, patterns, braces, ``::``, or a list of files.
+        source: a folder, files, patterns, braces, ``::``, or a list of files; or the result of this function.
         split: the split, for a folder that holds several.
         storage: access options.
 
@@ -73,6 +78,8 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
         DataFileError: a folder of `datasets` with a damaged description, or with an index of row order.
         ShardIOError, StorageNotFoundError: nothing matches a pattern.
     """
+    if isinstance(source, FoundFiles):
+        return source
     if split is not None and not isinstance(split, str):
         raise ConfigError(f"split= takes the name of a split, such as 'train', got {split!r}")
     storage = storage or Storage()
@@ -82,7 +89,7 @@ def table_files(source: Urls, split: str | None = None, storage: Storage | None 
     if len(found) > 1 or not is_folder:
         if split is not None:
             raise ConfigError(f"split={split!r} chooses files of a folder; these are files: name those of the split")
-        return [(storage.pinned(name), stat) for name, stat in found]
+        return FoundFiles((storage.pinned(name), stat) for name, stat in found)
     folder = storage.pinned(name.rstrip("/")) if is_remote(name) else name
     described = _read(_inside(folder, _DICT), storage)
     if described is not None:
@@ -202,7 +209,7 @@ def _chosen(path: str, splits: list[str], split: str | None) -> str:
     raise ConfigError(f"{shown(path)} holds the splits {', '.join(splits)}: {said}")
 
 
-def _of_state(folder: str, state: Any, split: str | None) -> list[Found]:
+def _of_state(folder: str, state: Any, split: str | None) -> FoundFiles:
     path = _inside(folder, _STATE)
     files = _entries(state, "_data_files", path)
     if state.get("_indices_data_files") or state.get("_indices_files"):
@@ -213,12 +220,12 @@ def _of_state(folder: str, state: Any, split: str | None) -> list[Found]:
     if split is not None and state.get("_split") != split:
         raise ConfigError(f"{shown(folder)} is the split {state.get('_split')!r} alone, not {split!r}")
     try:
-        return [(_named(folder, str(file["filename"]), _STATE), None) for file in files]
+        return FoundFiles((_named(folder, str(file["filename"]), _STATE), None) for file in files)
     except (TypeError, KeyError):
         raise DataFileError(f"{shown(path)}: '_data_files' names no files: {files!r}"[:300]) from None
 
 
-def _listed(folder: str, split: str | None, storage: Storage) -> list[Found]:
+def _listed(folder: str, split: str | None, storage: Storage) -> FoundFiles:
     """Return the table files in and below a folder, in the order of their names; JSON lines if there are no others."""
     listed: list[tuple[str, Found]]
     if is_remote(folder):
@@ -241,7 +248,7 @@ def _listed(folder: str, split: str | None, storage: Storage) -> list[Found]:
     present = sorted(set(splits.values()))
     if split is not None or len(present) > 1:
         present = [_chosen(folder, [name for name in present if name], split)]
-    return [found[name] for name, its in splits.items() if its == present[0]]
+    return FoundFiles(found[name] for name, its in splits.items() if its == present[0])
 
 
 def _split_of(name: str) -> str:

@@ -33,7 +33,7 @@ from penstock.storage.names import Urls
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import Range, in_threads, read_ranges
 from penstock.storage.urls import shown
-from penstock.tables.files import Found, open_parts, table_files
+from penstock.tables.files import FoundFiles, open_parts, table_files
 from penstock.tables.frames import decode_frame, stream
 from penstock.tables.line_index import TextIndex, find_index_of, make_index_of, open_index
 from penstock.tables.lru import LruCache
@@ -97,7 +97,7 @@ class JsonFiles(FilesSource):
 
     def __init__(
         self,
-        source: Urls,
+        source: Urls | FoundFiles,
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
@@ -105,30 +105,7 @@ class JsonFiles(FilesSource):
         storage: Storage | None = None,
         progress: bool | None = None,
     ) -> None:
-        self._open(table_files(source, split, storage), columns, cache_bytes, storage, progress)
-
-    @classmethod
-    def of(cls, files: Sequence[Found], **options: Any) -> Self:
-        """Return the rows of files from `table_files`; options as for the class, but for the split."""
-        made = cls.__new__(cls)
-        made._open(files, **options)
-        return made
-
-    @classmethod
-    def uncounted(cls, maps: MappedFiles, columns: Sequence[str] | None, cache_bytes: int) -> Self:
-        """Return files for `read` alone; a call of `count` makes them a table."""
-        made = cls.__new__(cls)
-        made._set_up(maps, columns, cache_bytes)
-        return made
-
-    def _open(
-        self,
-        files: Sequence[Found],
-        columns: Sequence[str] | None = None,
-        cache_bytes: int = CACHE_BYTES,
-        storage: Storage | None = None,
-        progress: bool | None = None,
-    ) -> None:
+        files = table_files(source, split, storage)
         check_columns(columns)
         self._set_up(open_parts(files, storage, as_they_are=is_remote), columns, cache_bytes)
         stored = [number for number in range(len(files)) if self.maps.source(number) is not None]
@@ -142,6 +119,13 @@ class JsonFiles(FilesSource):
                     "with columns="
                 )
         self._columns = keys if columns is None else list(columns)
+
+    @classmethod
+    def uncounted(cls, maps: MappedFiles, columns: Sequence[str] | None, cache_bytes: int) -> Self:
+        """Return files for `read` alone; a call of `count` makes them a table."""
+        made = cls.__new__(cls)
+        made._set_up(maps, columns, cache_bytes)
+        return made
 
     def _set_up(self, maps: MappedFiles, columns: Sequence[str] | None, cache_bytes: int) -> None:
         self.maps: MappedFiles = maps

@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from penstock.storage.names import Urls
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import in_threads
 from penstock.tables.arrow import Layout, scan_arrow
-from penstock.tables.files import Found, is_stored_parquet, open_parts, table_files
+from penstock.tables.files import FoundFiles, is_stored_parquet, open_parts, table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
 from penstock.tables.parquet import scan_parquet
 from penstock.tables.row_groups import Room, RowGroups
@@ -83,27 +83,9 @@ class TableFiles(FilesSource):
 
     def __init__(
         self,
-        source: Urls,
+        source: Urls | FoundFiles,
         *,
         split: str | None = None,
-        columns: Sequence[str] | None = None,
-        images: Form = "rgb",
-        images_from: str | os.PathLike[str] | None = None,
-        cache_bytes: int = CACHE_BYTES,
-        storage: Storage | None = None,
-    ) -> None:
-        self._open(table_files(source, split, storage), columns, images, images_from, cache_bytes, storage)
-
-    @classmethod
-    def of(cls, files: list[Found], **options: Any) -> Self:
-        """Return the table of files from `table_files`; options as for the class, but for the split."""
-        table = cls.__new__(cls)
-        table._open(files, **options)
-        return table
-
-    def _open(
-        self,
-        files: list[Found],
         columns: Sequence[str] | None = None,
         images: Form = "rgb",
         images_from: str | os.PathLike[str] | None = None,
@@ -115,7 +97,7 @@ class TableFiles(FilesSource):
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} has to be a list of names")
         self.images, self._images_from, self._storage = images, image_base(images_from), storage
-        maps = open_parts(files, storage, as_they_are=is_stored_parquet)
+        maps = open_parts(table_files(source, split, storage), storage, as_they_are=is_stored_parquet)
         paths = [file.path for file in maps.files]
         scanned = in_threads(lambda number: _scan(paths[number], maps.head(number)), range(len(paths)))
         schema = _chosen(paths[0], scanned[0][0], columns)
