@@ -100,7 +100,9 @@ class BlockPacks(Packs):
     def _create_caches(self) -> None:
         """Create the caches of recently used blocks: a batch is in one block, or in two neighbouring ones."""
         self._block = lru_cache(maxsize=_CACHED_BLOCKS)(lambda number: self._packed(number, self._types[number]))
-        self._pack_order = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_pack_order)
+        self._pack_order = lru_cache(maxsize=_CACHED_BLOCKS)(
+            lambda number, seed, epoch: PackOrder(self._block(number).layout, mix(seed, number), epoch)
+        )
         self._replacements = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_replacements)
 
     @cached_property
@@ -124,10 +126,6 @@ class BlockPacks(Packs):
         # NumPy uses a fast radix sort for 16-bit integers, and the keys of most blocks fit in 16 bits.
         rows = np.argsort(keys, kind="stable")
         return _Block(layout, rows.astype(np.min_scalar_type(len(rows))), begin)
-
-    def _make_pack_order(self, number: int, seed: int, epoch: int) -> PackOrder:
-        """Return the assignment of documents to the packs of a block in an epoch."""
-        return PackOrder(self._block(number).layout, mix(seed, number), epoch)
 
     def _make_replacements(self, number: int) -> ExcludedRows | None:
         """Return the replacements of the excluded documents of a block; None if it has none."""

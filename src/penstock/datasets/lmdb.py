@@ -96,19 +96,13 @@ def _shared(database: str) -> Any:
             # Release an environment inherited from the parent process before opening a new one.
             found = None
             _environments.pop(path, None)
-            found = _open(path)
+            lmdb, options = _import(), {"readonly": True, "lock": False, "readahead": False, "max_readers": 2048}
+            try:
+                found = lmdb.open(path, subdir=os.path.isdir(path), **options)
+            except lmdb.Error as error:
+                raise ManifestIOError(f"{path} cannot be opened as an LMDB database: {error}") from error
             _environments[path] = os.getpid(), found
         return found
-
-
-def _open(database: str) -> Any:
-    lmdb = _import()
-    try:
-        return lmdb.open(
-            database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False, max_readers=2048
-        )
-    except lmdb.Error as error:
-        raise ManifestIOError(f"{database} cannot be opened as an LMDB database: {error}") from error
 
 
 def _import() -> Any:

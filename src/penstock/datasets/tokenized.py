@@ -143,13 +143,11 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
 
         def name(k: int) -> str:
             # Imported here, because only errors need it.
-            from penstock.datasets.file_rows import with_an_order
+            from penstock.datasets.file_rows import row_name, with_an_order
 
-            own = with_an_order(self.source)
-            row_name = None if own is None else getattr(own.source, "row_name", None)
-            if own is None or row_name is None:
-                return f"sample {numbers[k]}"
-            return str(row_name(int(row_of(own, numbers[k])[0])))
+            own, row = with_an_order(self.source), numbers[k]
+            has_names = own is not None and hasattr(own.source, "row_name")
+            return row_name(own, int(row_of(own, row)[0])) if has_names else f"sample {row}"
 
         texts = texts_of(samples, self.column, name)
         with stage("tokenize"):
