@@ -145,9 +145,10 @@ class TokenizedDataset(SourceWrapper, BatchedDataset):
             # Imported here, because only errors need it.
             from penstock.datasets.file_rows import row_name, with_an_order
 
-            own, row = with_an_order(self.source), numbers[k]
-            has_names = own is not None and hasattr(own.source, "row_name")
-            return row_name(own, int(row_of(own, row)[0])) if has_names else f"sample {row}"
+            own = with_an_order(self.source)
+            if own is None or not hasattr(own.source, "row_name"):
+                return f"sample {numbers[k]}"
+            return row_name(own, int(row_of(own, numbers[k])[0]))
 
         texts = texts_of(samples, self.column, name)
         with stage("tokenize"):
