@@ -89,6 +89,9 @@ def test_items_are_the_files(files: list[str]) -> None:
     batch = next(iter(ps.DataLoader(dataset, batch_size=40)))
     assert np.array_equal(batch.numpy(), np.stack(expected))
     assert make(files, shuffle="none", token_type="int32")[1].dtype == torch.int32
+    assert dataset.tokens[-1].tolist() == expected[-1].tolist()
+    with pytest.raises(IndexError, match="out of range"):
+        dataset.tokens[len(expected)]
 
 
 @full_only("workers for each", but=["inline", "thread", "noisy-process"])

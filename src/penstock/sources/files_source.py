@@ -7,7 +7,8 @@ for all of them, and is here: the file of a row, the identity of the rows, and t
 from __future__ import annotations
 
 import abc
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,10 @@ class FilesSource(abc.ABC):
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """Return one record. Negative indices count from the end; IndexError outside."""
+        return self.records(np.array([operator.index(index)]))[0]
 
     @abc.abstractmethod
     def records(self, rows: Indices) -> list[Any]:

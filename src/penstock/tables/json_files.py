@@ -12,10 +12,9 @@ while it is open raises an error before the next read. A pickle is a handle that
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
 import numpy as np
 
@@ -216,10 +215,6 @@ class JsonFiles(FilesSource):
         return self._frames.made
 
     # Reading.
-
-    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """Return one row. Negative indices count from the end; IndexError outside."""
-        return self.records([operator.index(index)])[0]
 
     def records(self, indices: Any) -> list[dict[str, Any]]:
         """Return the rows at ``indices`` (any order, repeats allowed)."""

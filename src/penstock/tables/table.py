@@ -13,10 +13,9 @@ refuses others.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -182,10 +181,6 @@ class TableFiles(FilesSource):
         return rows, max(1, pieces.kept.limit // 2 // max(largest, 1))
 
     # Reading.
-
-    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """Return one sample. Negative indices count from the end; IndexError outside."""
-        return self.records([operator.index(index)])[0]
 
     def records(self, indices: Any) -> list[dict[str, Any]]:
         """Return the samples at ``indices`` (any order, repeats allowed)."""

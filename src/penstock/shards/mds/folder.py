@@ -14,7 +14,7 @@ import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -157,7 +157,7 @@ class MDSFolder(FilesSource, BatchedDataset):
 
     # Samples.
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         """Return one sample. Negative numbers count from the end; IndexError outside."""
         number, length = operator.index(index), len(self)
         if not -length <= number < length:
