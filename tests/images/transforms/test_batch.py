@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, RankDataset
+from penstock.datasets.image_batches import draws_of, load_batch
 from penstock.datasets.pixel_rows import PixelRecord
 from penstock.errors import ImageError
 from penstock.images import native
@@ -114,13 +115,13 @@ def into(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 )
 def test_a_batch_is_its_images_one_by_one(chain: list[Any], base: int, of: str, given_memory: bool) -> None:
     load = LoadImage(transform=chain)
-    assert load.draws is not None
+    assert draws_of(load) is not None
     records: list[Any] = [record(data, number) for number, data in enumerate(files())]
     if of == "pixels":
         pixels = np.random.default_rng(0).integers(0, 256, (8, 34, 29, 3), np.uint8)
         records = [PixelRecord("a.npy", number, number, image) for number, image in enumerate(pixels)]
     keys = [base + 7 * number for number in range(len(records))]
-    items = load.load_batch(records, keys, into if given_memory else None)
+    items = load_batch(load, records, keys, into if given_memory else None)
     for one, key, (image, label) in zip(records, keys, items, strict=True):
         with sample_scope(key):
             expected = load(one)
@@ -140,10 +141,10 @@ CHAINS: dict[str, list[Any]] = {
 def test_small_images_of_one_size_need_no_canvas(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load = LoadImage(transform=CHAINS[chain])
     records = [record(files()[0], number) for number in range(300)]
-    expected = load.load_batch(records, list(range(300)))
+    expected = load_batch(load, records, list(range(300)))
     monkeypatch.setattr(Canvas, "__init__", None)
     assert all(
-        torch.equal(a[0], b[0]) for a, b in zip(expected, load.load_batch(records, list(range(300))), strict=True)
+        torch.equal(a[0], b[0]) for a, b in zip(expected, load_batch(load, records, list(range(300))), strict=True)
     )
 
 
@@ -170,13 +171,13 @@ class Second(Compose):
 
 def test_what_cannot_be_planned() -> None:
     crop = RandomCrop(32, padding=4)
-    assert LoadImage(transform=[crop, Compose([HorizontalFlip()])]).draws == 4
-    assert LoadImage(transform=[crop, ColorJitter(0.1)]).draws is None
-    assert LoadImage(transform=[Inverted(32)]).draws is None
-    assert LoadImage(transform=Second([crop])).draws is None
-    assert LoadImage(transform=[HorizontalFlip()]).draws is None, "images of several sizes"
-    assert LoadImage(size=32).draws is None
-    assert LoadImage(transform=[crop], target=lambda record: {"label": 1}).draws is None
+    assert draws_of(LoadImage(transform=[crop, Compose([HorizontalFlip()])])) == 4
+    assert draws_of(LoadImage(transform=[crop, ColorJitter(0.1)])) is None
+    assert draws_of(LoadImage(transform=[Inverted(32)])) is None
+    assert draws_of(LoadImage(transform=Second([crop]))) is None
+    assert draws_of(LoadImage(transform=[HorizontalFlip()])) is None, "images of several sizes"
+    assert draws_of(LoadImage(size=32)) == 0
+    assert draws_of(LoadImage(transform=[crop], target=lambda record: {"label": 1})) is None
 
 
 def listing(folder: Path, contents: list[bytes]) -> Manifest:
@@ -209,9 +210,9 @@ def test_files_in_a_loader(tmp_path: Path) -> None:
 def test_paths_that_are_no_text(tmp_path: Path) -> None:
     manifest = listing(tmp_path, files()[:2])
     load = LoadImage(transform=CHAINS["resized crop"])
-    expected = load.load_batch(manifest.records([0, 1]), [5, 6])
+    expected = load_batch(load, manifest.records([0, 1]), [5, 6])
     records: list[Any] = [one._replace(path=Path(one.path)) for one in manifest.records([0, 1])]
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(expected, load.load_batch(records, [5, 6]), strict=True))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(expected, load_batch(load, records, [5, 6]), strict=True))
 
 
 def test_stages(tmp_path: Path) -> None:
