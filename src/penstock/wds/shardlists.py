@@ -383,14 +383,6 @@ def _every(src: Iterable[Any], had: int, index: int, total: int) -> Iterator[tup
             yield number + 1, item
 
 
-def _node(world: World, worker: Worker) -> tuple[int, int]:
-    return world.rank, world.world_size
-
-
-def _worker(world: World, worker: Worker) -> tuple[int, int]:
-    return worker.id, worker.total
-
-
 def _single(world: World, worker: Worker) -> tuple[int, int]:
     if world.world_size > 1:
         raise ConfigError(f"{_MULTI_NODE}: nodesplitter=penstock.wds.split_by_node")
@@ -414,9 +406,9 @@ class _Check(_Named):
             raise ConfigError(self.message)
 
 
-split_by_node = _Split("split_by_node", _node)
+split_by_node = _Split("split_by_node", lambda world, worker: (world.rank, world.world_size))
 """Keeps the items whose number, modulo the number of ranks, is this rank."""
-split_by_worker = _Split("split_by_worker", _worker)
+split_by_worker = _Split("split_by_worker", lambda world, worker: (worker.id, worker.total))
 """Keeps the items whose number, modulo the number of the loader's workers, is this worker."""
 single_node_only = _Split("single_node_only", _single)
 """Keeps all items on one rank; raises a `ConfigError` with advice on several ranks."""
