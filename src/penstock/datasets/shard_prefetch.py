@@ -62,7 +62,7 @@ class ShardPrefetcher(LookAhead):
 
     @cached_property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self._shards[0].storage)
+        return Fetcher(self._shards[0].source.storage)
 
     def prepare(self, view: EpochView, following: EpochView) -> None:
         """Start to copy the shards that a view needs, in the order in which it needs them."""
@@ -109,21 +109,22 @@ class ShardPrefetcher(LookAhead):
 
     def _uses(self, shards: Sequence[StoredShard], first: Ints, last: Ints, again: Ints, end: int) -> list[Use]:
         numbers = np.array([shard.number for shard in shards])
-        sizes = np.array([shard.size for shard in shards], np.int64)
+        sources = [shard.source for shard in shards]
+        sizes = np.array([source.size for source in sources], np.int64)
         first, last, again = first[numbers], last[numbers], again[numbers]
-        cache, whole = shards[0].storage.the_cache(), np.ones(len(shards), np.bool_)
+        cache, whole = sources[0].storage.the_cache(), np.ones(len(shards), np.bool_)
         room, indexes = bytes_for_copies(cache.limit()), list[RemoteSource]()
-        has_ranges = all(shard.index is not None and shard.stat is not None for shard in shards)
+        has_ranges = all(shard.index is not None for shard in shards)
         if has_ranges and not all_fit(sizes, first, last, room):
             indexes = [one for shard in shards for one in shard.index or ()]
             room -= sum(one.size for one in indexes)
             # All ranks of a node choose the same shards, and prefer those already in the cache.
-            there = np.array([cache.has(RemoteSource(shard.url, shard.storage, shard.stat)) for shard in shards])
-            whole = choose_copies(sizes, again, there, [object_name(shard.url) for shard in shards], room)
-        columns = zip(shards, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
+            there = np.array([cache.has(source) for source in sources])
+            whole = choose_copies(sizes, again, there, [object_name(source.url) for source in sources], room)
+        columns = zip(sources, first.tolist(), last.tolist(), again.tolist(), whole.tolist(), strict=True)
         uses = [
-            Use(shard.url, begin, stop, later, is_whole, shard.size, shard.stat)
-            for shard, begin, stop, later, is_whole in columns
+            Use(source.url, begin, stop, later, is_whole, source.size, source.stat)
+            for source, begin, stop, later, is_whole in columns
         ]
         index_uses = [Use(one.url, 0, end, end, size=one.size, stat=one.stat) for one in indexes]
         return index_uses + sorted(uses, key=lambda use: use.first)

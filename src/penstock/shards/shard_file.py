@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -56,24 +56,14 @@ class Facts(NamedTuple):
         return cls(None if version is None else Stat(*version), samples, content)
 
 
-@dataclass(frozen=True)
-class StoredShard:
-    """A shard in a store that is copied when its data is needed, for prefetching.
+class StoredShard(NamedTuple):
+    """A shard in a store that is copied when its data is needed, for prefetching: its number in the set and its object.
 
-    Attributes:
-        number: its number in the set.
-        url: its URL.
-        size: its size in bytes.
-        storage: access options.
-        stat: its version, if known.
-        index: the object that must be cached before ranges can be read; None if ranges cannot be read.
+    ``index``: the objects that must be cached before ranges can be read; None if ranges cannot be read.
     """
 
     number: int
-    url: str
-    size: int
-    storage: Storage
-    stat: Stat | None = None
+    source: RemoteSource
     index: Sequence[RemoteSource] | None = None
 
 

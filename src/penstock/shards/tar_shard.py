@@ -176,8 +176,7 @@ class TarShard(ShardFile):
 
     def stored(self, number: int) -> StoredShard:
         """Return the facts for prefetching; ``number`` is the shard's number in its set."""
-        index = [] if self._beside is None else [self._beside]
-        return StoredShard(number, self.url, self.size, self.storage, self.source.stat, index)
+        return StoredShard(number, self.source, [] if self._beside is None else [self._beside])
 
     # Counting.
 

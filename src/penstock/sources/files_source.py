@@ -47,7 +47,7 @@ class FilesSource(abc.ABC):
     def stored(self) -> list[StoredShard]:
         """Return the files in a store that are copied when they are needed, for prefetching."""
         return [
-            StoredShard(number, source.url, source.size, source.storage, source.stat, [])
+            StoredShard(number, source, [])
             for number, source in sorted(self.maps.sources.items())
             if number not in self.maps.in_place
         ]

@@ -97,7 +97,10 @@ class Files:
             return []
         plain = [(number, info.raw, self._name(info.raw)) for number, info in enumerate(shards) if info.packed is None]
         in_threads(self._source, [part for _, part, name in plain if self._version(name) is None])
-        return [StoredShard(number, name, part.size, how, self.versions.get(name)) for number, part, name in plain]
+        versions = [(number, name, self.versions.get(name)) for number, _, name in plain]
+        return [
+            StoredShard(number, RemoteSource(name, how, stat)) for number, name, stat in versions if stat is not None
+        ]
 
     def _name(self, part: Part) -> str:
         remote = self.storage is not None

@@ -97,10 +97,10 @@ def _shards_at(place: str) -> tuple[Any, Any]:
     if isinstance(dataset, ShardDataset):
         starts = np.asarray(dataset.shards.starts, np.int64)
         sizes = {number: os.path.getsize(url) for number, url in enumerate(dataset.shards.urls) if not is_remote(url)}
-        sizes |= {shard.number: shard.size for shard in dataset.shards.stored()}
+        sizes |= {shard.number: shard.source.size for shard in dataset.shards.stored()}
     elif isinstance(dataset, MDSDataset):
         starts = np.asarray(dataset.folder.starts, np.int64)
-        sizes = {shard.number: shard.size for shard in dataset.folder.stored()}
+        sizes = {shard.number: shard.source.size for shard in dataset.folder.stored()}
     else:
         raise ConfigError(f"{place} has neither tar shards nor MDS shards: use --shards N with --samples and --bytes")
     if len(sizes) < len(starts) - 1:
