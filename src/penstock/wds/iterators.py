@@ -137,7 +137,7 @@ def open_steps(stages: list[Any], context: Context, cursor: list[Any] | None) ->
         if isinstance(stage, Stage):
             step = stage.begin(step, context._replace(place=number), entries[number])
         elif getattr(stage, "memoryless", False):
-            step = MemorylessStep(step, stage)
+            step = IteratorStep(_apply(stage, step), step)
         else:
             step = ReplayedStep(step, stage, entries[number])
     return step
@@ -214,30 +214,18 @@ class SourceStep(Step):
 
 
 class IteratorStep(Step):
-    """A plain iterator, which cannot be reopened: its cursor records only that it has been started."""
+    """A plain iterator: of a stage that holds nothing between two items of its ``source``, or else one that cannot be
+    reopened, whose cursor records only that it has been started.
+    """
 
-    def __init__(self, items: Any) -> None:
-        self._next = _iterate(items).__next__
-
-    def __next__(self) -> Any:
-        return self._next()
-
-    def cursor(self) -> list[Any]:
-        return [True]
-
-
-class MemorylessStep(Step):
-    """A stage that holds nothing between two items."""
-
-    def __init__(self, source: Step, stage: Any) -> None:
-        self._source = source
-        self._next = _apply(stage, source).__next__
+    def __init__(self, items: Any, source: Step | None = None) -> None:
+        self._next, self._source = _iterate(items).__next__, source
 
     def __next__(self) -> Any:
         return self._next()
 
     def cursor(self) -> list[Any]:
-        return [*self._source.cursor(), None]
+        return [True] if self._source is None else [*self._source.cursor(), None]
 
 
 class CountedStep(Step):
