@@ -23,8 +23,18 @@ from penstock.errors import PenstockError, ServerError, TicketError
 from penstock.order.permutation import MAX_N, Indices
 
 __all__ = [
-    *("Block", "as_numbers", "decode_block", "decode_error", "decode_key", "decode_prefix", "decode_rows"),
-    *("encode_block", "encode_error", "encode_key", "encode_prefix", "encode_rows"),
+    "Block",
+    "as_numbers",
+    "decode_block",
+    "decode_error",
+    "decode_key",
+    "decode_prefix",
+    "decode_rows",
+    "encode_block",
+    "encode_error",
+    "encode_key",
+    "encode_prefix",
+    "encode_rows",
 ]
 
 _VERSION = 1

@@ -19,7 +19,23 @@ if TYPE_CHECKING:
     from penstock.shards.decode import Decode
     from penstock.shards.stream import StreamShards, read_shard
 
-__all__ = ["Decode", "Member", "Sample", "ShardSet", "ShardWriter", "StreamShards", "TarWriter", "base_and_extension"]
-__all__ += ["compression_of", "expand", "group", "open_stream", "read_shard", "split_name", "walk", "walk_stream"]
+__all__ = [
+    "Decode",
+    "Member",
+    "Sample",
+    "ShardSet",
+    "ShardWriter",
+    "StreamShards",
+    "TarWriter",
+    "base_and_extension",
+    "compression_of",
+    "expand",
+    "group",
+    "open_stream",
+    "read_shard",
+    "split_name",
+    "walk",
+    "walk_stream",
+]
 
 __getattr__, __dir__ = lazy.names(__name__, {"Decode": "decode", "StreamShards": "stream", "read_shard": "stream"})

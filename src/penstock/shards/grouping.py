@@ -20,7 +20,15 @@ from penstock.shards.tar import Member
 from penstock.storage.urls import shown
 
 __all__ = [
-    *("KEY", "LOCAL_PATH", "URL", "Handler", "Sample", "base_and_extension", "duplicate", "group", "group_from"),
+    "KEY",
+    "LOCAL_PATH",
+    "URL",
+    "Handler",
+    "Sample",
+    "base_and_extension",
+    "duplicate",
+    "group",
+    "group_from",
     "split_name",
 ]
 

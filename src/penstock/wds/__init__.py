@@ -91,18 +91,88 @@ from penstock.wds.tariterators import DamagedTarError, tarfile_samples, tarfile_
 from penstock.wds.utils import PipelineStage, allow, repeatedly
 from penstock.wds.writer import ShardWriter, TarWriter, numpy_dumps, torch_dumps
 
-__all__ = ["Cached", "Continue", "DamagedTarError", "DataPipeline", "Decoder", "DecodingError", "DirectoryShardList"]
-__all__ += ["FluidInterface", "FluidWrapper", "LMDBCached", "MockDataset", "PipelineStage", "RandomMix"]
-__all__ += ["ResampledShards", "RoundRobin", "ShardWriter", "SimpleShardList", "TarWriter", "WebDataset", "WebLoader"]
-__all__ += ["allow", "associate", "autodecode", "batched", "check_empty", "compat", "decode", "default_collation_fn"]
-__all__ += ["detshuffle", "expand_urls", "extract_keys", "extradatasets", "getfirst", "gopen", "gopen_schemes"]
-__all__ += ["gzfilter", "handle_extension", "ignore_and_continue", "ignore_and_stop", "imagehandler", "info", "listed"]
-__all__ += ["log_keys", "map", "map_dict", "map_tuple", "memoryless", "mix", "non_empty", "numpy_dumps"]
-__all__ += ["pipelinefilter", "pytorch", "rename", "rename_keys", "repeatedly", "reraise_exception", "resampled"]
-__all__ += ["rsample", "select", "shardspec", "shuffle", "single_node_only", "slice", "split_by_node"]
-__all__ += ["split_by_worker", "tarfile_samples", "tarfile_to_samples", "to_tuple", "torch_audio", "torch_dumps"]
-__all__ += ["torch_loads", "torch_video", "transform_with", "unbatched", "unlisted", "warn_and_continue"]
-__all__ += ["warn_and_stop", "with_epoch", "with_length", "xdecode"]
+__all__ = [
+    "Cached",
+    "Continue",
+    "DamagedTarError",
+    "DataPipeline",
+    "Decoder",
+    "DecodingError",
+    "DirectoryShardList",
+    "FluidInterface",
+    "FluidWrapper",
+    "LMDBCached",
+    "MockDataset",
+    "PipelineStage",
+    "RandomMix",
+    "ResampledShards",
+    "RoundRobin",
+    "ShardWriter",
+    "SimpleShardList",
+    "TarWriter",
+    "WebDataset",
+    "WebLoader",
+    "allow",
+    "associate",
+    "autodecode",
+    "batched",
+    "check_empty",
+    "compat",
+    "decode",
+    "default_collation_fn",
+    "detshuffle",
+    "expand_urls",
+    "extract_keys",
+    "extradatasets",
+    "getfirst",
+    "gopen",
+    "gopen_schemes",
+    "gzfilter",
+    "handle_extension",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "imagehandler",
+    "info",
+    "listed",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "memoryless",
+    "mix",
+    "non_empty",
+    "numpy_dumps",
+    "pipelinefilter",
+    "pytorch",
+    "rename",
+    "rename_keys",
+    "repeatedly",
+    "reraise_exception",
+    "resampled",
+    "rsample",
+    "select",
+    "shardspec",
+    "shuffle",
+    "single_node_only",
+    "slice",
+    "split_by_node",
+    "split_by_worker",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "to_tuple",
+    "torch_audio",
+    "torch_dumps",
+    "torch_loads",
+    "torch_video",
+    "transform_with",
+    "unbatched",
+    "unlisted",
+    "warn_and_continue",
+    "warn_and_stop",
+    "with_epoch",
+    "with_length",
+    "xdecode",
+]
 
 
 __version__ = "1.0.2"
