@@ -231,7 +231,8 @@ class Canvas:
         elif tensor is None:
             memory = torch.from_numpy(np.require(self.pixels, requirements=["C", "W"]))
             if out is not None and out.shape == memory.shape and out.dtype is memory.dtype:
-                memory = out.copy_(memory)
+                np.copyto(out.numpy(), self.pixels)  # torch would wake a thread on every core
+                memory = out
             tensor = memory.permute(2, 0, 1)
         after, self.after = self.after, []
         for step in after:
