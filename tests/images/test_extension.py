@@ -54,3 +54,29 @@ def test_the_stable_abi_is_asked_for_where_there_is_one(free_threaded: bool) -> 
     assert "#define Py_PYTHON_H" in done.stdout
     assert ("#define Py_LIMITED_API" in done.stdout) != free_threaded
     assert [path.name for path in SOURCES.glob("*.[ch]") if "Python.h" in path.read_text()] == ["module.c"]
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_compilers_warn_of_nothing(compiler: str) -> None:
+    if shutil.which(compiler) is None or not native.is_available():
+        pytest.skip(f"without {compiler}, or the C extension")
+    command = [compiler, "-fsyntax-only", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Wconversion"]
+    command += [
+        "-Wshadow",
+        "-Werror",
+        "-isystem",
+        sysconfig.get_path("include"),
+        *map(str, sorted(SOURCES.glob("*.c"))),
+    ]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if "No such file" in found.stderr or "file not found" in found.stderr:
+        pytest.skip("without the headers")
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(shutil.which("clang-format") is None, reason="clang-format says how C is laid out")
+def test_c_is_laid_out_by_clang_format() -> None:
+    fuzz = Path(__file__).resolve().parents[1] / "fuzz"
+    files = [path for folder in (SOURCES, fuzz) for path in sorted(folder.glob("*.[ch]"))]
+    found = subprocess.run(["clang-format", "--dry-run", "-Werror", *files], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
