@@ -21,7 +21,7 @@ from penstock.images.decode import MAX_PIXELS, decode, read_bytes
 from penstock.images.entries import ImageIndex
 from penstock.images.headers import TruncatedHeader, size_from_header
 from penstock.images.jpeg import frame_size
-from penstock.images.region import decode_region, too_large
+from penstock.images.region import decode_region
 from penstock.images.sample_record import SampleRecord
 from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.base import check_size
@@ -133,11 +133,9 @@ class EncodedImage:
                 size=(width, height),
                 entries=self._entries,
             )
-        except (ValueError, NotImplementedError):
-            # A whole decode tolerates stray bytes, converts CMYK, and reports errors.
+        except (ValueError, NotImplementedError, OverflowError):
+            # A whole decode tolerates stray bytes, converts CMYK, and reports errors and limits.
             resizing, self._extension_draws = 0.0, False
-        except OverflowError as error:
-            raise too_large(self._path, error) from None
         spent("decode", clock() - start - resizing)
         spent("resize", resizing)
         return self._extension_draws

@@ -110,9 +110,7 @@ def _native(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
         return native.decode_image(
             data, channels=channels, max_pixels=limit.max_pixels, partial=partial, size=limit.size
         )
-    except OverflowError as error:
-        raise (TooManyPixels if "pixels" in str(error) else ValueError)(str(error)) from None
-    except (ValueError, NotImplementedError):  # CMYK, or an error, which simplejpeg describes
+    except (ValueError, NotImplementedError, OverflowError):  # CMYK, or an error or a limit, which simplejpeg describes
         return _simplejpeg(data, channels, partial, limit)
 
 

@@ -21,13 +21,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConfigError, ImageError
+from penstock.errors import ConfigError
 from penstock.images import native
 from penstock.images.decode import MAX_PIXELS, decode
 from penstock.images.headers import size_of_file
-from penstock.storage.urls import shown
 
-__all__ = ["Box", "decode_region", "outward", "too_large"]
+__all__ = ["Box", "decode_region", "outward"]
 
 Box: TypeAlias = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels. Pixel i covers i to i + 1."""
@@ -78,10 +77,8 @@ def decode_region(
             region = native.decode_box(
                 data, box, target=target, channels=channels, max_pixels=max_pixels, size=size, entries=entries
             )
-        except (ValueError, NotImplementedError):
-            pass  # a whole decode tolerates stray bytes, converts CMYK, and reports errors
-        except OverflowError as error:
-            raise too_large(path, error) from None
+        except (ValueError, NotImplementedError, OverflowError):
+            pass  # a whole decode tolerates stray bytes, converts CMYK, and reports errors and limits
         except IndexError as error:
             raise ConfigError(f"{outside} {error} pixels") from None
         else:
@@ -92,9 +89,3 @@ def decode_region(
     if right > width or bottom > height:
         raise ConfigError(f"{outside} {width} x {height} pixels")
     return outward(image, box)
-
-
-def too_large(path: str | os.PathLike[str] | None, error: OverflowError) -> ImageError:
-    """Return the error for an image that is over a limit of the extension."""
-    name = "image" if path is None else f"image {shown(path)!r}"
-    return ImageError(f"{name}: {error} (max_pixels=)" if "pixels" in str(error) else f"{name}: {error}")
