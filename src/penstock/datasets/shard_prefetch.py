@@ -114,9 +114,9 @@ class ShardPrefetcher(LookAhead):
         first, last, again = first[numbers], last[numbers], again[numbers]
         cache, whole = sources[0].storage.the_cache(), np.ones(len(shards), np.bool_)
         room, indexes = bytes_for_copies(cache.limit()), list[RemoteSource]()
-        has_ranges = all(shard.index is not None for shard in shards)
+        has_ranges = all(shard.indexes is not None for shard in shards)
         if has_ranges and not all_fit(sizes, first, last, room):
-            indexes = [one for shard in shards for one in shard.index or ()]
+            indexes = [one for shard in shards for one in shard.indexes or ()]
             room -= sum(one.size for one in indexes)
             # All ranks of a node choose the same shards, and prefer those already in the cache.
             there = np.array([cache.has(source) for source in sources])

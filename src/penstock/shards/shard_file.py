@@ -59,12 +59,12 @@ class Facts(NamedTuple):
 class StoredShard(NamedTuple):
     """A shard in a store that is copied when its data is needed, for prefetching: its number in the set and its object.
 
-    ``index``: the objects that must be cached before ranges can be read; None if ranges cannot be read.
+    ``indexes``: the objects that must be cached before ranges can be read; None if ranges cannot be read.
     """
 
     number: int
     source: RemoteSource
-    index: Sequence[RemoteSource] | None = None
+    indexes: Sequence[RemoteSource] | None = None
 
 
 class ShardFile(abc.ABC):
