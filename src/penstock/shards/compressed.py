@@ -18,9 +18,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import zstandard
 
-from penstock.errors import ShardIOError
-from penstock.storage import io_error
-from penstock.storage.files import CheckedFile
+from penstock.storage.files import SHARD, CheckedFile
 
 __all__ = ["compression_of", "open_stream"]
 
@@ -55,7 +53,7 @@ def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
         try:
             buffered = io.BufferedReader(CheckedFile(source), _BUFFER)
         except OSError as error:
-            raise ShardIOError(str(io_error(source, error))) from error
+            raise SHARD.error(source, error) from error
     elif not hasattr(source, "peek"):
         buffered = io.BufferedReader(_Raw(source.read, source), _BUFFER)
     kind = compression_of(buffered.peek(_LONGEST)[:_LONGEST])

@@ -21,7 +21,7 @@ from penstock.images import native
 from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, compute_entries
 from penstock.images.files import is_image
 from penstock.shards.index import ShardIndex, load_or_build
-from penstock.storage import io_error, write_atomically
+from penstock.storage import write_atomically
 from penstock.storage.files import SHARD, File
 from penstock.warn_once import WarnOnce
 
@@ -67,7 +67,7 @@ def write_entries(shard: str) -> int:
     except OSError as error:
         if isinstance(error, ShardIOError):
             raise
-        raise ShardIOError(str(io_error(target, error, "cannot write an index of entries to"))) from error
+        raise SHARD.error(target, error, "cannot write an index of entries to") from error
     return writer.indexed
 
 

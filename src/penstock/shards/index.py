@@ -32,13 +32,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.errors import ManifestIOError, ShardError, ShardIOError
+from penstock.errors import ManifestIOError, ShardError
 from penstock.manifest.sidecar import places
 from penstock.shards.archive import Archive
 from penstock.shards.compressed import compression_of
 from penstock.shards.runs import Extensions, scan_runs
 from penstock.shards.tar import decode_name, rounded
-from penstock.storage import io_error
 from penstock.storage.derived import load_or_write
 from penstock.storage.files import SHARD, File
 from penstock.storage.urls import shown
@@ -155,7 +154,7 @@ class ShardIndex:
         except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError):
             return None
         except OSError as error:
-            raise ShardIOError(str(io_error(path, error, "cannot read the index"))) from error
+            raise SHARD.error(path, error, "cannot read the index") from error
         if (
             not checked
             and header.length <= _CHECKED
@@ -240,7 +239,7 @@ def load_or_build(
         raise
     except OSError as error:
         where = error.filename or paths[-1]
-        raise ShardIOError(str(io_error(where, error, f"cannot write the index of {name} to"))) from error
+        raise SHARD.error(where, error, f"cannot write the index of {name} to") from error
     if progress is not None and not built:
         progress(file.size)
     return found

@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, ShardError, ShardIOError
 from penstock.shards.archive import BLOCK
 from penstock.shards.encode import Encoder, make_encoder
 from penstock.shards.tar import rounded
-from penstock.storage import io_error
+from penstock.storage.files import SHARD, io_error
 
 __all__ = ["ShardWriter", "TarWriter"]
 
@@ -78,7 +78,7 @@ class TarWriter:
             try:
                 self._file: BinaryIO = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115
             except OSError as error:
-                raise ShardIOError(str(io_error(self._path, error, "cannot write"))) from error
+                raise SHARD.error(self._path, error, "cannot write") from error
         else:
             self._file = cast(BinaryIO, fileobj)
         self._sink = _Sink(self._file)
@@ -151,7 +151,7 @@ class TarWriter:
             self._out = out
             self.abandon()
             if isinstance(error, OSError):
-                raise ShardIOError(str(io_error(self._path or "the archive", error, "cannot write"))) from error
+                raise SHARD.error(self._path or "the archive", error, "cannot write") from error
             raise
         if self._owns_file:
             self._owns_file = False

@@ -23,10 +23,10 @@ import numpy as np
 
 from penstock import distributed
 from penstock.distributed import Worker, World
-from penstock.errors import ConfigError, ShardIOError, StateError
+from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix
 from penstock.order import make_order
-from penstock.storage import io_error
+from penstock.storage.files import SHARD
 from penstock.storage.names import braces, expand
 from penstock.storage.urls import path_of
 from penstock.wds.iterators import Context, CountedStep, IteratorStep, Source, Stage, Step, default_context, read_count
@@ -247,7 +247,7 @@ class DirectoryShardList(Source):
                     return
                 self._closed.wait(min(self.poll, left, threading.TIMEOUT_MAX))
         except OSError as error:
-            raise ShardIOError(str(io_error(error.filename or self.path, error, "cannot rename or remove"))) from error
+            raise SHARD.error(error.filename or self.path, error, "cannot rename or remove") from error
 
     def _claim(self, draw: int) -> tuple[int, str, str] | None:
         """Lock and rename a free shard; return the lock, its name and its new name, or None if no shard is free."""
