@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import random
+import threading
 from array import array
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from PIL import Image
 
 import penstock
 from penstock import DataLoader, ImageDataset, LoadImage, Manifest, MPDataset, RankDataset
+from penstock.datasets.image_batches import draws_of
 from penstock.errors import ConfigError, ImageError
 from penstock.images import native
 from penstock.images.decode import read_image
@@ -333,6 +336,46 @@ def test_images_of_other_sizes_and_sources(manifest: Manifest) -> None:
         one, two = (torch.cat([images for images, _ in DataLoader(d, batch_size=4)]) for d in (dataset, copy))
         assert torch.equal(one, two)
         assert one.shape == (N, 3, 48, 48)
+
+
+@BUILT
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_is_loaded_alone_with_all_its_bytes(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    jpeg = cv2.imencode(".jpg", pixels)[1].tobytes()
+    (tmp_path / "meta.txt").write_text("0.jpg 0\n1.jpg 1\n2.jpg 2\n")
+    for name in ("0.jpg", "1.jpg", "2.jpg"):
+        (tmp_path / name).write_bytes(jpeg)
+    dataset = ImageDataset(Manifest.open(tmp_path / "meta.txt", root=tmp_path), transform=[RandomCrop(32, padding=4)])
+    assert draws_of(dataset.load) is not None
+    keys = [5, 6, 7]
+    expected = dataset.load_samples(range(3), keys)
+    (tmp_path / "1.jpg").unlink()
+    os.mkfifo(tmp_path / "1.jpg")
+
+    broken: list[OSError] = []
+    found: list[Any] = []
+
+    def write() -> None:
+        # Its bytes are lost if a reader opens the pipe and closes it again.
+        try:
+            (tmp_path / "1.jpg").write_bytes(jpeg)
+        except OSError as error:
+            broken.append(error)
+
+    threads = [
+        threading.Thread(target=write, daemon=True),
+        threading.Thread(target=lambda: found.extend(dataset.load_samples(range(3), keys)), daemon=True),
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(20)
+    assert not any(each.is_alive() for each in threads), "it waits for bytes that were taken out of the pipe"
+    assert not broken
+    assert [label for _, label in found] == [0, 1, 2]
+    for (image, _), (same, _) in zip(found, expected, strict=True):
+        assert torch.equal(image, same)
 
 
 def test_masks_come_along(manifest: Manifest) -> None:

@@ -116,13 +116,15 @@ def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Se
                 data = record.read()
             elif isinstance(record.path, str) and "://" not in record.path:
                 with suppress(OSError, ValueError):  # the image is loaded again, alone, which raises them
-                    descriptor = os.open(record.path, _READ_ONLY)
-                    try:
-                        size = os.fstat(descriptor).st_size
-                        data = os.read(descriptor, size + 1) if 0 < size <= _SMALL else b""  # a pipe has no size
-                        data = data if len(data) == size else b""
-                    finally:
-                        os.close(descriptor)
+                    # Before it is opened: closing a pipe, which has no size, would lose what is written to it.
+                    size = os.stat(record.path).st_size
+                    if 0 < size <= _SMALL:
+                        descriptor = os.open(record.path, _READ_ONLY)
+                        try:
+                            data = os.read(descriptor, size + 1)
+                        finally:
+                            os.close(descriptor)
+                    data = data if len(data) == size else b""
             small = isinstance(data, bytes | bytearray | memoryview) and len(data) <= _SMALL
             files.append(data if small else b"")
     spent("read", clock() - start)
