@@ -16,6 +16,9 @@ import xxhash
 from penstock.errors import OrderError
 
 __all__ = [
+    "GOLDEN",
+    "M1",
+    "M2",
     "MASK64",
     "SAMPLES",
     "checked_seed",
@@ -28,9 +31,10 @@ __all__ = [
 ]
 
 MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_M1 = 0xBF58476D1CE4E5B9
-_M2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+M1 = 0xBF58476D1CE4E5B9
+M2 = 0x94D049BB133111EB
+"""`GOLDEN`, `M1` and `M2` are the constants of SplitMix64."""
 _START = 0x70656E73746F636B  # "penstock"
 
 SAMPLES = "sample"
@@ -39,9 +43,9 @@ SAMPLES = "sample"
 
 def splitmix64(x: int) -> int:
     """Return one step of SplitMix64: a bijection on 64-bit integers with full avalanche."""
-    x = (x + _GOLDEN) & MASK64
-    x = ((x ^ (x >> 30)) * _M1) & MASK64
-    x = ((x ^ (x >> 27)) * _M2) & MASK64
+    x = (x + GOLDEN) & MASK64
+    x = ((x ^ (x >> 30)) * M1) & MASK64
+    x = ((x ^ (x >> 27)) * M2) & MASK64
     return x ^ (x >> 31)
 
 
@@ -56,11 +60,11 @@ def mix(*words: int) -> int:
 def mix_array(key: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return ``splitmix64(key ^ w)`` for each ``w`` of a uint64 array."""
     x = words ^ np.uint64(key)
-    x += np.uint64(_GOLDEN)
+    x += np.uint64(GOLDEN)
     x ^= x >> np.uint64(30)
-    x *= np.uint64(_M1)
+    x *= np.uint64(M1)
     x ^= x >> np.uint64(27)
-    x *= np.uint64(_M2)
+    x *= np.uint64(M2)
     x ^= x >> np.uint64(31)
     return x
 

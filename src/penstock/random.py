@@ -27,7 +27,7 @@ import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from penstock.errors import ConfigError
-from penstock.hashing import MASK64, mix, splitmix64
+from penstock.hashing import GOLDEN, M1, M2, MASK64, mix, splitmix64
 
 __all__ = [
     "Scope",
@@ -111,9 +111,9 @@ class _Words(ISpawnableSeedSequence):
         # four times, without its calls: a small image takes as long as a few of them.
         words = []
         for word in (1, 2, 3, 4):
-            x = ((key ^ word) + 0x9E3779B97F4A7C15) & MASK64
-            x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-            x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+            x = ((key ^ word) + GOLDEN) & MASK64
+            x = ((x ^ (x >> 30)) * M1) & MASK64
+            x = ((x ^ (x >> 27)) * M2) & MASK64
             words.append(x ^ (x >> 31))
         self.words = np.array(words, dtype=np.uint64)
         self._children = 0
