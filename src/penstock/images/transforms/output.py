@@ -17,7 +17,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.images.transforms.view import Pixels
 
-__all__ = ["BYTES", "Conversion", "Form", "as_bits", "check_channels", "convert", "look_up_table", "output_memory"]
+__all__ = ["BYTES", "Conversion", "Form", "as_bits", "convert", "look_up_table", "normalize", "output_memory"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Dtypes that OpenCV can copy, by item size. It does not support bfloat16."""
@@ -76,9 +76,7 @@ def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
         return np.arange(256, dtype=np.uint8)[None].repeat(channels, 0)
     values = torch.arange(256, dtype=torch.float32).div(255).repeat(channels, 1)
     if conversion.mean:
-        check_channels(conversion.mean, channels)
-        mean, std = (torch.tensor(v, dtype=torch.float32)[:, None] for v in (conversion.mean, conversion.std))
-        values = values.sub(mean).div(std)
+        normalize(values, conversion.mean, conversion.std)
     return as_bits(values.to(conversion.dtype))
 
 
@@ -98,16 +96,19 @@ def as_bits(memory: torch.Tensor) -> npt.NDArray[Any]:
     return bits
 
 
-def check_channels(mean: tuple[float, ...], channels: int) -> None:
-    """Check for one mean for all channels, or one per channel.
+def normalize(values: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Compute ``(value - mean) / std`` in place, of values whose first dimension is the channels.
 
     Raises:
-        ConfigError: another number of means.
+        ConfigError: neither one mean for all channels, nor one per channel.
     """
-    if len(mean) not in (1, channels):
+    if len(mean) not in (1, len(values)):
         raise ConfigError(
-            f"Normalize has {len(mean)} means, and the image {channels} channels: pass one for each, or one"
+            f"Normalize has {len(mean)} means, and the image {len(values)} channels: pass one for each, or one"
         )
+    shape = -1, *[1] * (values.ndim - 1)
+    values.sub_(torch.tensor(mean, dtype=values.dtype).view(shape))
+    values.div_(torch.tensor(std, dtype=values.dtype).view(shape))
 
 
 def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) -> torch.Tensor:
@@ -119,21 +120,17 @@ def convert(pixels: Pixels, conversion: Conversion, out: torch.Tensor | None) ->
         ConfigError: the number of means does not match the channels.
     """
     height, width, channels = pixels.shape
-    if conversion.mean:
-        check_channels(conversion.mean, channels)
-    last = conversion.channels_last
     out, bits = output_memory(conversion, (height, width), channels, out)
+    made = out.permute(2, 0, 1) if conversion.channels_last else out
     if pixels.dtype != np.uint8:  # only bytes are scaled
-        values = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.float32)
+        values = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).to(torch.float32, copy=True)
         if conversion.mean:
-            values = (values - torch.tensor(conversion.mean)) / torch.tensor(conversion.std)
-        out.copy_(values if last else values.permute(2, 0, 1))
+            normalize(values, conversion.mean, conversion.std)
+        return made.copy_(values)
+    table = look_up_table(conversion, channels)
+    if conversion.channels_last and channels > 1:
+        cv2.LUT(pixels, np.ascontiguousarray(table.T).reshape(256, 1, channels), dst=bits)
     else:
-        table = look_up_table(conversion, channels)
-        if last and channels > 1:
-            cv2.LUT(pixels, np.ascontiguousarray(table.T).reshape(256, 1, channels), dst=bits)
-        else:
-            for channel, values_of_channel in enumerate(table):
-                plane = bits[:, :, 0] if last else bits[channel]
-                cv2.LUT(cv2.extractChannel(pixels, channel), values_of_channel.reshape(256, 1), dst=plane)
-    return out.permute(2, 0, 1) if last else out
+        for channel, plane in enumerate(bits.reshape(channels, height, width)):
+            cv2.LUT(cv2.extractChannel(pixels, channel), table[channel].reshape(256, 1), dst=plane)
+    return made

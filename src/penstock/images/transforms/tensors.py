@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -10,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform, check_bool
 from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import Canvas
-from penstock.images.transforms.output import Conversion, Form, check_channels
+from penstock.images.transforms.output import BYTES, Form, normalize
 
 __all__ = ["Normalize", "ToTensor"]
 
@@ -43,13 +44,12 @@ class ToTensor(Transform):
     def apply(self, canvas: Canvas) -> None:
         if canvas.after:
             canvas.tensor = canvas.tensor
-        before = canvas.conversion or Conversion(self.dtype, self.channels_last)
-        canvas.conversion = before._replace(dtype=self.dtype, channels_last=self.channels_last)
+        self.plan(canvas)
 
     draws = 0
 
-    def plan(self, batch: Batch) -> None:
-        before = batch.conversion or Conversion(self.dtype, self.channels_last)
+    def plan(self, batch: Batch | Canvas) -> None:
+        before = batch.conversion or BYTES
         batch.conversion = before._replace(dtype=self.dtype, channels_last=self.channels_last)
 
     def leaves(self, form: Form) -> Form:
@@ -80,7 +80,7 @@ class Normalize(Transform):
         if conversion is not None and not conversion.mean and not canvas.after:
             canvas.conversion = conversion._replace(mean=self.mean, std=self.std)
         else:
-            canvas.after.append(self._normalize)
+            canvas.after.append(partial(normalize, mean=self.mean, std=self.std))
 
     draws = 0
 
@@ -90,11 +90,6 @@ class Normalize(Transform):
             batch.conversion = conversion._replace(mean=self.mean, std=self.std)
         else:
             batch.decline(~batch.declined)
-
-    def _normalize(self, tensor: torch.Tensor) -> None:
-        check_channels(self.mean, tensor.shape[0])
-        mean, std = (torch.tensor(v, dtype=tensor.dtype)[:, None, None] for v in (self.mean, self.std))
-        tensor.sub_(mean).div_(std)
 
     def leaves(self, form: Form) -> Form:
         if form.dtype is torch.uint8:
