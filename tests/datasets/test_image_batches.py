@@ -6,6 +6,7 @@ import os
 import pickle
 import queue
 import random
+import signal
 import threading
 from array import array
 from functools import partial
@@ -336,6 +337,28 @@ def test_images_of_other_sizes_and_sources(manifest: Manifest) -> None:
         one, two = (torch.cat([images for images, _ in DataLoader(d, batch_size=4)]) for d in (dataset, copy))
         assert torch.equal(one, two)
         assert one.shape == (N, 3, 48, 48)
+
+
+@BUILT
+def test_a_killed_worker_costs_no_image(tmp_path: Path) -> None:
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        cv2.imwrite(str(tmp_path / f"{number}.jpg"), pixels)
+    (tmp_path / "meta.txt").write_text("".join(f"{number % 8}.jpg {number}\n" for number in range(2000)))
+    records = RankDataset(Manifest.open(tmp_path / "meta.txt", root=tmp_path), seed=0)
+    dataset = ImageDataset(records, transform=[RandomCrop(32, padding=4), HorizontalFlip()])
+    assert draws_of(dataset.load) is not None
+    expected = list(DataLoader(dataset, 4))
+    options: dict[str, Any] = {"num_workers": 2, "executor": "process", "on_worker_death": "restart"}
+    with DataLoader(dataset, 4, **options) as loader:
+        iterator: Any = iter(loader)
+        found = [next(iterator)]
+        os.kill(iterator._workers[len(found) % 2].pid, signal.SIGKILL)
+        found += iterator
+        assert loader.stats()["restarts"] == 1
+    for (images, labels), (others, same) in zip(found, expected, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, same)
 
 
 @BUILT
