@@ -103,7 +103,7 @@ class Peer:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Memory is looked at twice a second meanwhile."""
+        """Memory is looked at twice a second meanwhile, and at the end: a round may be shorter."""
         done = threading.Event()
 
         def watch() -> None:
@@ -117,6 +117,7 @@ class Peer:
         finally:
             done.set()
             thread.join()
+            self.memory = max(self.memory, pss(self.process.pid))
 
     def train(self, images: int) -> None:
         """How much longer a step of training takes while batches are made."""
