@@ -11,55 +11,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <jerror.h>
-
 #define MAX_SEGMENT 0xFFFF /* bytes of a segment that are kept: more than one can have */
 #define WANTED_INTERVAL 8  /* MCUs, as near as the width allows: a crop uses fewer of longer segments. */
 #define LEAST_INTERVAL 4   /* Shorter ones cost too many bytes: 4 add 2 % to photographs, 2 add 4 %. */
 
 /* What must survive a longjmp. */
 typedef struct {
-    struct jpeg_destination_mgr destination; /* first: libjpeg's pointer to it is a pointer to all of it */
     pst_libjpeg lib;
     struct jpeg_compress_struct to;
     const uint8_t *data;
     size_t size;
     long interval;
     unsigned long long max_pixels;
+    const uint8_t *rest; /* of the file, behind the image */
     uint8_t *out;
-    size_t capacity;
+    unsigned long out_size;
 } transcoding;
-
-/* Make room for more bytes behind those that are in use. */
-static void reserve(transcoding *t, size_t used, size_t more)
-{
-    const size_t capacity = 2 * used + more;
-    uint8_t *out = realloc(t->out, capacity);
-    if (!out)
-        ERREXIT1(&t->to, JERR_OUT_OF_MEMORY, 0);
-    t->out = out;
-    t->capacity = capacity;
-    t->destination.next_output_byte = out + used;
-    t->destination.free_in_buffer = capacity - used;
-}
-
-static void init_destination(j_compress_ptr to)
-{
-    transcoding *t = (transcoding *)to->dest;
-    reserve(t, 0, t->size + t->size / 8 + 4096);
-}
-
-static boolean empty_output_buffer(j_compress_ptr to)
-{
-    transcoding *t = (transcoding *)to->dest;
-    reserve(t, t->capacity, 1);
-    return TRUE;
-}
-
-static void term_destination(j_compress_ptr to)
-{
-    (void)to;
-}
 
 /* The divisor of the MCUs of a row that is nearest to the wanted one; a whole row where that is short. */
 static long choose_interval(j_decompress_ptr from)
@@ -94,7 +61,7 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
         return PST_UNSUPPORTED;
 
     jpeg_create_compress(to);
-    to->dest = &t->destination;
+    jpeg_mem_dest(to, &t->out, &t->out_size);
     jpeg_copy_critical_parameters(from, to);
     to->optimize_coding = TRUE;
     to->restart_interval = (unsigned)(t->interval < 0 ? choose_interval(from) : t->interval);
@@ -106,11 +73,7 @@ static enum pst_outcome convert(j_decompress_ptr from, void *argument)
         jpeg_write_marker(to, marker->marker, marker->data, marker->data_length);
     jpeg_finish_compress(to);
 
-    const uint8_t *rest = from->src->next_input_byte;
-    const size_t size = (size_t)(t->data + t->size - rest);
-    reserve(t, t->capacity - t->destination.free_in_buffer, size);
-    memcpy(t->destination.next_output_byte, rest, size);
-    t->destination.free_in_buffer -= size;
+    t->rest = from->src->next_input_byte;
     jpeg_finish_decompress(from);
     return PST_DONE;
 }
@@ -119,20 +82,23 @@ enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, 
                                uint8_t **out, size_t *out_size)
 {
     char message[JMSG_LENGTH_MAX];
-    transcoding t = {.destination = {.init_destination = init_destination,
-                                     .empty_output_buffer = empty_output_buffer,
-                                     .term_destination = term_destination},
-                     .lib = {.message = message, .max_scans = 1}, /* no decoder comes to a second one */
+    transcoding t = {.lib = {.message = message, .max_scans = 1}, /* no decoder comes to a second one */
                      .data = data,
                      .size = size,
                      .interval = interval,
                      .max_pixels = max_pixels};
     t.to.err = &t.lib.manager;
     const enum pst_outcome outcome = pst_libjpeg_run(&t.lib, convert, &t);
-    jpeg_destroy_compress(&t.to); /* right at any point, as it was zeroed */
-    if (outcome != PST_DONE)
+    if (t.out)
+        t.to.dest->term_destination(&t.to); /* behind an error, too: only this sets `out` after it has grown */
+    jpeg_destroy_compress(&t.to);           /* right at any point, as it was zeroed */
+    const size_t rest = outcome == PST_DONE ? (size_t)(data + size - t.rest) : 0;
+    *out = outcome == PST_DONE ? realloc(t.out, t.out_size + rest) : NULL;
+    if (!*out) {
         free(t.out);
-    *out = outcome == PST_DONE ? t.out : NULL;
-    *out_size = t.capacity - t.destination.free_in_buffer;
-    return outcome;
+        return outcome == PST_DONE ? PST_NO_MEMORY : outcome;
+    }
+    memcpy(*out + t.out_size, t.rest, rest);
+    *out_size = t.out_size + rest;
+    return PST_DONE;
 }
