@@ -176,14 +176,10 @@ static void enter(const question *q, const picture *without, enum pst_outcome wh
     fuzz_input *in = q->in;
     const long step = 1 + fuzz_number(in, 6);
     const int changes = fuzz_number(in, 4), cut = fuzz_number(in, 7);
-    size_t size = pst_entries(in->data, in->size, step, NULL, 0);
-    if (!size)
+    uint8_t *entries;
+    size_t size;
+    if (pst_entries(in->data, in->size, step, &entries, &size) != PST_DONE)
         return;
-    uint8_t *entries = malloc(size);
-    if (!pst_entries(in->data, in->size, step, entries, size)) {
-        free(entries);
-        return; /* there is damage in the scan */
-    }
     EXPECT(whole == PST_DONE, "there are entries of a file that libjpeg refuses: %d", whole);
     picture with = decode(q, &q->box, 1, 0, entries, size);
     EXPECT(with.outcome == without->outcome, "without entries: %d, with them: %d", without->outcome, with.outcome);

@@ -112,18 +112,18 @@ static void compare_pixels(const pair *files, const fuzz_box *box, int scale, in
 {
     const fuzz_input in[2] = {{.data = files->data[0], .size = files->size[0]},
                               {.data = files->data[1], .size = files->size[1]}};
-    size_t entries_size = pst_entries(in[1].data, in[1].size, step, NULL, 0);
-    uint8_t *entries = entries_size ? malloc(entries_size) : NULL, *pixels[3];
-    if (entries) /* our own decoder leaves a scan with impossible coefficients to libjpeg: then 0 */
-        entries_size = pst_entries(in[1].data, in[1].size, step, entries, entries_size);
+    uint8_t *entries = NULL, *pixels[3];
+    size_t entries_size = 0, size = 0;
+    /* Our own decoder leaves a scan with impossible coefficients to libjpeg: then there are none. */
+    if (pst_entries(in[1].data, in[1].size, step, &entries, &entries_size) != PST_DONE)
+        entries = NULL;
     enum pst_outcome outcome[3];
-    size_t size = 0;
     for (int i = 0; i < 3; i++) {
         pst_resize_job job = fuzz_pixels(box, scale, channels);
         job.simd = i > 0;
         pst_request req = fuzz_request(&in[i > 0], &job, scale);
         req.own = own;
-        req.entries = i == 2 && entries_size ? entries : NULL;
+        req.entries = i == 2 ? entries : NULL;
         req.entries_size = i == 2 ? entries_size : 0;
         pixels[i] = job.out;
         size = job.row_stride * (size_t)job.out_height;

@@ -55,8 +55,8 @@ def sizes(sources: Sequence[bytes | bytearray | memoryview], out: Any, /) -> Non
 def uniform(keys: Any, out: Any, /) -> None:
     """Write k random numbers for each key, uint64 (n,), into `out`, float64 (n, k): see `native.uniform`."""
 
-def entries(data: bytes | bytearray | memoryview, out: bytearray, step: int, /) -> int:
-    """Write the entries of a file into `out`; return their size, which may be more than fits, or 0 without any."""
+def entries(data: bytes | bytearray | memoryview, step: int, /) -> bytes | None:
+    """Return the entries of a file, every `step` MCUs of each row, or None without any: see `native.entries_of`."""
 
 def transcode(data: bytes | bytearray | memoryview, interval: int, max_pixels: int, /) -> bytes | None:
     """Return the file with a restart marker every `interval` MCUs, -1 for a choice by its width, or None."""

@@ -218,12 +218,13 @@ enum pst_outcome pst_decode(pst_request *req)
     return pst_libjpeg_run(&lib, decode_by_libjpeg, req);
 }
 
-size_t pst_entries(const uint8_t *data, size_t size, long step, uint8_t *out, size_t capacity)
+enum pst_outcome pst_entries(const uint8_t *data, size_t size, long step, uint8_t **out, size_t *out_size)
 {
     pst_frame frame;
-    if (!pst_frame_read(&frame, data, size) || !is_complete(data + frame.scan, size - frame.scan))
-        return 0;
-    return pst_entries_write(&kept, &frame, data, size, step, out, capacity);
+    if (!pst_frame_read(&frame, data, size) || !is_complete(data + frame.scan, size - frame.scan) ||
+        !pst_entries_write(&kept.scan, &frame, data, size, step, out, out_size))
+        return PST_UNSUPPORTED;
+    return *out ? PST_DONE : PST_NO_MEMORY;
 }
 
 void pst_size(const uint8_t *data, size_t size, int32_t found[2])

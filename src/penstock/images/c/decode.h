@@ -41,10 +41,10 @@ typedef struct {
 /* Decode a box. After an error the result may be written in part. */
 enum pst_outcome pst_decode(pst_request *req);
 
-/* Write the entries of a file into `out`, every `step` MCUs of a row: points where decoding can begin. Their size, of
- * which nothing is written if there is no room for it; 0 for a file that has none: whose restart markers are as good,
- * that libjpeg has to decode, or that is damaged. */
-size_t pst_entries(const uint8_t *data, size_t size, long step, uint8_t *out, size_t capacity);
+/* Write the entries of a file, every `step` MCUs of a row, into new memory, which the caller frees: points where
+ * decoding can begin. PST_DONE; PST_NO_MEMORY; or PST_UNSUPPORTED for a file that has none: whose restart markers are
+ * as good, that libjpeg has to decode, or that is damaged. */
+enum pst_outcome pst_entries(const uint8_t *data, size_t size, long step, uint8_t **out, size_t *out_size);
 
 /* The width and height of a file that our own decoder takes, by its header; 0 x 0 of others. */
 void pst_size(const uint8_t *data, size_t size, int32_t found[2]);

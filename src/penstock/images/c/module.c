@@ -153,24 +153,35 @@ static PyObject *draw(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+/* Memory that was made from a file, and is freed, as bytes; None where none was. */
+static PyObject *made(enum pst_outcome outcome, uint8_t *memory, size_t size)
+{
+    if (outcome != PST_DONE)
+        return outcome == PST_NO_MEMORY ? PyErr_NoMemory() : Py_NewRef(Py_None);
+    PyObject *result = PyBytes_FromStringAndSize((const char *)memory, (Py_ssize_t)size);
+    free(memory);
+    return result;
+}
+
 static PyObject *entries(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer data, out;
+    Py_buffer data;
     long step;
-    if (!PyArg_ParseTuple(args, "y*w*l", &data, &out, &step))
+    if (!PyArg_ParseTuple(args, "y*l", &data, &step))
         return NULL;
     PyObject *result = NULL;
     if (step >= 1 && step <= 65535) {
+        enum pst_outcome outcome;
+        uint8_t *out;
         size_t size;
         Py_BEGIN_ALLOW_THREADS
-            size = pst_entries(data.buf, (size_t)data.len, step, out.buf, (size_t)out.len);
+            outcome = pst_entries(data.buf, (size_t)data.len, step, &out, &size);
         Py_END_ALLOW_THREADS
-        result = PyLong_FromSize_t(size);
+        result = made(outcome, out, size);
     } else {
         PyErr_SetString(PyExc_IndexError, "step");
     }
     PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
     return result;
 }
 
@@ -189,10 +200,7 @@ static PyObject *transcode(PyObject *Py_UNUSED(module), PyObject *args)
         Py_BEGIN_ALLOW_THREADS
             outcome = pst_transcode(data.buf, (size_t)data.len, interval, max_pixels, &out, &size);
         Py_END_ALLOW_THREADS
-        result = outcome == PST_DONE        ? PyBytes_FromStringAndSize((const char *)out, (Py_ssize_t)size)
-                 : outcome == PST_NO_MEMORY ? PyErr_NoMemory()
-                                            : Py_NewRef(Py_None);
-        free(out);
+        result = made(outcome, out, size);
     } else {
         PyErr_SetString(PyExc_IndexError, "interval");
     }

@@ -56,9 +56,4 @@ void pst_region_begin(pst_region *region, uint8_t *scratch);
  * last ones, -1 where the data is not as it should be, and libjpeg has to decide. */
 int pst_region_rows(pst_region *region);
 
-/* Write the entries of a file, every `step` MCUs of a row: their size, or 0 for data that has none. Nothing is written
- * where that is more than `capacity`. */
-size_t pst_entries_write(pst_region *region, const pst_frame *frame, const uint8_t *data, size_t size, long step,
-                         uint8_t *out, size_t capacity);
-
 #endif

@@ -1,8 +1,7 @@
 #include "restart.h"
 
+#include <stdlib.h>
 #include <string.h>
-
-#include "region.h"
 
 /* Entries, in memory: version, step, MCUs of a row and MCU rows, 32 bits each; one entry for each group of `step` MCUs
  * of a row, and one behind the last: the bit in 32 bits, and 16 bits for the DC value of each component. Little-endian.
@@ -135,28 +134,30 @@ int pst_scan_seek(pst_scan *scan, long row, long left, long right)
     return skip_mcus(scan, mcu - scan->mcu);
 }
 
-size_t pst_entries_write(pst_region *region, const pst_frame *frame, const uint8_t *data, size_t size, long step,
-                         uint8_t *out, size_t capacity)
+int pst_entries_write(pst_scan *scan, const pst_frame *frame, const uint8_t *data, size_t size, long step,
+                      uint8_t **out, size_t *out_size)
 {
-    pst_scan *scan = &region->scan;
     if (frame->restart_interval || step < 1 || step > UINT16_MAX || size >= MAX_SIZE ||
         !pst_scan_open(scan, frame, data, size, NULL, 0))
         return 0;
-    const size_t needed = set_step(scan, step);
-    if (needed > capacity)
-        return needed;
-    out = store(store(out, VERSION, 4), (uint32_t)step, 4);
-    out = store(store(out, (uint32_t)scan->mcus_per_row, 4), (uint32_t)scan->mcu_rows, 4);
+    *out_size = set_step(scan, step);
+    uint8_t *to = *out = malloc(*out_size);
+    if (!to)
+        return 1;
+    to = store(store(to, VERSION, 4), (uint32_t)step, 4);
+    to = store(store(to, (uint32_t)scan->mcus_per_row, 4), (uint32_t)scan->mcu_rows, 4);
     const long count = scan->entries_per_row * scan->mcu_rows;
     for (long number = 0; number <= count; number++) {
         int bit;
         const uint8_t *byte = pst_bit_reader_position(&scan->reader, &bit);
-        out = store(out, (uint32_t)(byte - data) << 3 | (uint32_t)bit, 4);
+        to = store(to, (uint32_t)(byte - data) << 3 | (uint32_t)bit, 4);
         for (int i = 0; i < scan->components; i++)
-            out = store(out, (uint32_t)scan->decoders[i].prediction, 2);
+            to = store(to, (uint32_t)scan->decoders[i].prediction, 2);
         const long left = scan->mcus_per_row - number % scan->entries_per_row * step;
-        if (number < count && !skip_mcus(scan, left < step ? left : step))
+        if (number < count && !skip_mcus(scan, left < step ? left : step)) {
+            free(*out);
             return 0;
+        }
     }
-    return needed;
+    return 1;
 }

@@ -43,4 +43,9 @@ int pst_scan_seek(pst_scan *scan, long row, long left, long right);
 /* Pass the restart marker in front of the next MCU, if there must be one: 0 if it is not there. */
 int pst_scan_restart(pst_scan *scan);
 
+/* Write the entries of a file, every `step` MCUs of a row, into new memory; `*out` is NULL where there is none. 0 for
+ * data that has no entries. */
+int pst_entries_write(pst_scan *scan, const pst_frame *frame, const uint8_t *data, size_t size, long step,
+                      uint8_t **out, size_t *out_size);
+
 #endif
