@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "input.h"
-#include "transcode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,4 +1,4 @@
-#include "batch.h"
+#include "decode.h"
 
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* JPEG: a box of the image, decoded at 1/1, 1/2, 1/4 or 1/8 of its size and resized into memory of the caller.
+/* JPEG files: a box of the image, decoded at 1/1, 1/2, 1/4 or 1/8 of its size and resized into memory of the caller;
+ * many of these in one call; entries, and restart markers.
  *
  * Promises:
  *
@@ -48,5 +49,27 @@ enum pst_outcome pst_entries(const uint8_t *data, size_t size, long step, uint8_
 
 /* The width and height of a file that our own decoder takes, by its header; 0 x 0 of others. */
 void pst_size(const uint8_t *data, size_t size, int32_t found[2]);
+
+/* Write a JPEG with a restart marker every `interval` MCUs (0: none; -1: as many as suit its width) into new memory,
+ * which the caller frees. PST_DONE; PST_NO_MEMORY; or anything else for a file that stays as it is: then there is no
+ * memory. */
+enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, unsigned long long max_pixels,
+                               uint8_t **out, size_t *out_size);
+
+/* An image of a batch, which is drawn into its place in one array. */
+typedef struct {
+    pst_resize_job job;  /* what is drawn; its result is the part of this image's result that is not filled */
+    pst_request request; /* of a file */
+    const uint8_t *rows; /* of pixels, which are the job's source; NULL: there is a file */
+    ptrdiff_t stride;    /* bytes from one of these rows to the next */
+    int inside[4];       /* top, left, bottom and right of what is drawn, in pixels of the result */
+} pst_batch_image;
+
+/* Draw `count` images. `whole` says what they have in common, and where the first result is; the others follow `stride`
+ * items apart. What is not drawn is filled with an item for each channel, if there is `fill`. status[i] is 0, or 1 for
+ * an image that could not be drawn: its result is of no use then. Returns the nanoseconds that went into resizing
+ * files. */
+int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t *fill, pst_batch_image *images,
+                       size_t count, char *status);
 
 #endif

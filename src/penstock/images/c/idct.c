@@ -3,7 +3,7 @@
  * times whole numbers, in whatever order, and vectors make these sums two products at a time. A block of half, a
  * quarter or an eighth of the size is that of libjpeg's reduced transforms.
  */
-#include "idct.h"
+#include "samples.h"
 
 #include <string.h>
 

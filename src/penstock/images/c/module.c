@@ -15,10 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "batch.h"
 #include "cpu.h"
+#include "decode.h"
 #include "random.h"
-#include "transcode.h"
 
 static PyObject *raise(enum pst_outcome outcome, const char *message)
 {

@@ -8,10 +8,8 @@
 
 #include <string.h>
 
-#include "color.h"
 #include "cpu.h"
-#include "idct.h"
-#include "upsample.h"
+#include "samples.h"
 
 #define PADDING 32        /* bytes in front of a row of samples */
 #define MAX_DC_ALONE 4091 /* of a DC value that is a pixel: beyond it libjpeg does not clamp */

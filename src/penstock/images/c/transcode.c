@@ -6,7 +6,7 @@
  *   progressive, arithmetic coding, lossless, more than 8 bits, APPn or COM segments behind the scan), gives nothing.
  * - Memory: the result, and all coefficients, 2 bytes each. Pixels are limited.
  */
-#include "transcode.h"
+#include "decode.h"
 
 #include <stdlib.h>
 #include <string.h>
