@@ -49,8 +49,8 @@ def draw_batch(
 ) -> tuple[bytes, int]:
     """See `native.draw_batch`; the number is nanoseconds."""
 
-def sizes(sources: Sequence[bytes | bytearray | memoryview], out: Any, /) -> None:
-    """Write the width and height of each file into `out`, int32 (n, 2): see `native.sizes_of`."""
+def sizes(sources: Sequence[bytes | bytearray | memoryview], /) -> bytearray:
+    """Return the width and height of each file, int32 (n, 2): see `native.sizes_of`."""
 
 def uniform(keys: Any, out: Any, /) -> None:
     """Write k random numbers for each key, uint64 (n,), into `out`, float64 (n, k): see `native.uniform`."""

@@ -211,9 +211,7 @@ def draw_batch(
 
 def sizes_of(sources: Sequence[Data]) -> npt.NDArray[np.int32]:
     """Return (width, height) of each file by its header, int32 (n, 2); 0 x 0 unless it is an ordinary baseline JPEG."""
-    out = np.empty((len(sources), 2), np.int32)
-    _jpeg.sizes(sources, out)
-    return out
+    return np.ndarray((len(sources), 2), np.int32, _jpeg.sizes(sources))
 
 
 def uniform(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]:

@@ -372,23 +372,15 @@ static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-static PyObject *sizes(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *sizes(PyObject *Py_UNUSED(module), PyObject *sources)
 {
-    PyObject *sources, *to, *result = NULL;
-    Py_buffer out = {0}, *files;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "OO", &sources, &to) || !(files = get_files(sources, &count)))
+    Py_buffer *files = get_files(sources, &count);
+    if (!files)
         return NULL;
-    if (get_view(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
-        if (is_array(&out, "il", sizeof(int32_t), count, 2)) {
-            for (Py_ssize_t i = 0; i < count; i++)
-                pst_size(files[i].buf, (size_t)files[i].len, (int32_t *)out.buf + 2 * i);
-            result = Py_NewRef(Py_None);
-        } else {
-            PyErr_SetString(PyExc_ValueError, "out must be int32 (n, 2), for n files");
-        }
-    }
-    PyBuffer_Release(&out);
+    PyObject *result = PyByteArray_FromStringAndSize(NULL, count * 2 * (Py_ssize_t)sizeof(int32_t));
+    for (Py_ssize_t i = 0; result && i < count; i++)
+        pst_size(files[i].buf, (size_t)files[i].len, (int32_t *)(void *)PyByteArray_AsString(result) + 2 * i);
     release_views(files, count);
     PyMem_Free(files);
     return result;
@@ -419,7 +411,7 @@ static PyObject *uniform(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {{"draw", draw, METH_VARARGS, NULL},
                                 {"draw_batch", draw_batch, METH_VARARGS, NULL},
                                 {"entries", entries, METH_VARARGS, NULL},
-                                {"sizes", sizes, METH_VARARGS, NULL},
+                                {"sizes", sizes, METH_O, NULL},
                                 {"transcode", transcode, METH_VARARGS, NULL},
                                 {"uniform", uniform, METH_VARARGS, NULL},
                                 {NULL, NULL, 0, NULL}};
