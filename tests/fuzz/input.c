@@ -8,21 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu.h"
-
 #define MAX_PARTS 64
 
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    pst_cpu_detect();
-    return 0;
-}
 
 int fuzz_open(fuzz_input *in, const uint8_t *data, size_t size)
 {

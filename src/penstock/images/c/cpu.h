@@ -12,9 +12,6 @@
 #define PST_AVX2
 #endif
 
-/* Ask the processor. Called once, when the module is loaded. */
-void pst_cpu_detect(void);
-
 /* Whether this machine can run the functions for AVX2. */
 int pst_cpu_has_avx2(void);
 

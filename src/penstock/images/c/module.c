@@ -418,7 +418,6 @@ static PyMethodDef methods[] = {{"draw", draw, METH_VARARGS, NULL},
 
 static int fill(PyObject *module)
 {
-    pst_cpu_detect();
     if (PyModule_AddIntConstant(module, "AVX2", pst_cpu_has_avx2()) < 0)
         return -1;
     return PyModule_AddIntConstant(module, "LIBJPEG_TURBO_VERSION", LIBJPEG_TURBO_VERSION_NUMBER);
@@ -426,7 +425,7 @@ static int fill(PyObject *module)
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill},
 #ifdef Py_GIL_DISABLED
-                                   /* Threads share nothing but what `pst_cpu_detect` has found. */
+                                   /* Threads share nothing but what cpu.c has found. */
                                    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                    {0, NULL}};
