@@ -112,13 +112,12 @@ static enum pst_outcome decode_region(pst_request *req)
     if (!pst_region_open(region, &frame, req->data, req->size, req->entries, req->entries_size, d.job.channels, d.scale,
                          d.box, d.job.simd))
         return PST_UNSUPPORTED;
-    const size_t size = pst_region_scratch(region);
-    uint8_t *scratch = malloc(size + pst_resize_scratch(&d.job));
+    uint8_t *scratch = malloc(region->scratch + pst_resize_scratch(&d.job));
     if (!scratch)
         return PST_NO_MEMORY;
     pst_resize_plan resizing;
     pst_region_begin(region, scratch);
-    pst_resize_begin(&resizing, &d.job, scratch + size);
+    pst_resize_begin(&resizing, &d.job, scratch + region->scratch);
     int count;
     while ((count = pst_region_rows(region)) > 0)
         resize_rows(req, &resizing, region->rows, region->stride, count);

@@ -29,10 +29,6 @@ static long ceil_div(long value, long divisor)
 int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *data, size_t size,
                     const uint8_t *entries, size_t entries_size, int channels, int scale, const long box[4], int simd)
 {
-    if ((channels != 1 && channels != 3) || (scale != 1 && scale != 2 && scale != 4 && scale != 8) || box[0] < 0 ||
-        box[0] >= box[2] || box[2] > ceil_div(frame->width, scale) || box[1] < 0 || box[1] >= box[3] ||
-        box[3] > ceil_div(frame->height, scale))
-        return 0;
     const pst_frame_component *luma = frame->component;
     /* In a shrunken image of 4:2:0, libjpeg shrinks colours less, so that there is nothing to upsample. */
     const int full_chroma = scale > 1 && luma->v == 2;

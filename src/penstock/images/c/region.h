@@ -3,7 +3,7 @@
  *     static _Thread_local pst_region region;            45 KiB, most of it tables that the next file can use
  *     pst_frame frame;
  *     if (pst_frame_read(&frame, data, size) && pst_region_open(&region, &frame, data, size, ...))
- *         pst_region_begin(&region, memory of pst_region_scratch(&region) bytes);
+ *         pst_region_begin(&region, memory of region.scratch bytes);
  *     while ((count = pst_region_rows(&region)) > 0)     rows of pixels are in region.rows
  */
 #ifndef PENSTOCK_REGION_H
@@ -33,23 +33,19 @@ typedef struct {
     long left, top, right, bottom; /* the box */
     long mcu_left, mcu_right;      /* MCU columns that are decoded */
     long mcu_row, mcu_bottom;      /* the MCU row that comes next, and the one behind the last */
-    size_t scratch;                /* bytes */
+    size_t scratch;                /* bytes of memory that decoding takes */
     uint8_t *rows;                 /* of pixels */
     size_t stride;                 /* bytes from one of them to the next */
 } pst_region;
 
-/* Prepare for the pixels of `box`, (left, top, right, bottom) in pixels of the image at 1/`scale` of its size: 1, 2, 4
- * or 8. `channels` are 3 (RGB) or 1 (gray). `data` must stay until the last row, `frame` need not. `entries` of this
+/* Prepare for the pixels of `box`, (left, top, right, bottom) inside the image at 1/`scale` of its size: 1, 2, 4 or 8.
+ * `channels` are 3 (RGB) or 1 (gray). `data` must stay until the last row, `frame` need not. `entries` of this
  * file are those of `pst_entries_write`, or NULL. `simd` allows AVX2: the pixels are the same. 0: libjpeg has to decode
  * it. */
 int pst_region_open(pst_region *region, const pst_frame *frame, const uint8_t *data, size_t size,
                     const uint8_t *entries, size_t entries_size, int channels, int scale, const long box[4], int simd);
 
-/* Bytes of memory that decoding takes, and the memory. */
-static inline size_t pst_region_scratch(const pst_region *region)
-{
-    return region->scratch;
-}
+/* `scratch` is memory of `region->scratch` bytes. */
 void pst_region_begin(pst_region *region, uint8_t *scratch);
 
 /* Decode the next rows of pixels, to `region->rows`, `region->stride` bytes apart: how many there are, 0 behind the

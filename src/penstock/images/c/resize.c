@@ -24,11 +24,7 @@
 
 int pst_resize_valid(const pst_resize_job *job)
 {
-    const int max = PST_RESIZE_MAX_SIDE, channels = job->channels, item = job->item_size;
-    return (channels == 1 || channels == 3) && job->width > 0 && job->width <= max && job->height > 0 &&
-           job->height <= max && job->out_width > 0 && job->out_width <= max && job->out_height > 0 &&
-           job->out_height <= max && (item == 1 || (job->table && (item == 2 || item == 4 || item == 8))) &&
-           0 <= job->left && job->left < job->right && job->right <= job->width && 0 <= job->top &&
+    return 0 <= job->left && job->left < job->right && job->right <= job->width && 0 <= job->top &&
            job->top < job->bottom && job->bottom <= job->height;
 }
 

@@ -67,6 +67,7 @@ typedef struct {
  */
 void pst_resize_cut(pst_resize_job *job, int *x, int *y);
 
+/* Whether the box of a job lies inside its source. */
 int pst_resize_valid(const pst_resize_job *job);
 size_t pst_resize_scratch(const pst_resize_job *job);
 void pst_resize_begin(pst_resize_plan *plan, const pst_resize_job *job, void *scratch);
