@@ -220,6 +220,8 @@ enum pst_outcome pst_decode(pst_request *req)
 enum pst_outcome pst_entries(const uint8_t *data, size_t size, long step, uint8_t **out, size_t *out_size)
 {
     pst_frame frame;
+    if (step < 1 || step > PST_MAX_INTERVAL)
+        return PST_OUTSIDE;
     if (!pst_frame_read(&frame, data, size) || !is_complete(data + frame.scan, size - frame.scan) ||
         !pst_entries_write(&kept.scan, &frame, data, size, step, out, out_size))
         return PST_UNSUPPORTED;

@@ -42,19 +42,21 @@ typedef struct {
 /* Decode a box. After an error the result may be written in part. */
 enum pst_outcome pst_decode(pst_request *req);
 
-/* Write the entries of a file, every `step` MCUs of a row, into new memory, which the caller frees: points where
- * decoding can begin. PST_DONE; PST_NO_MEMORY; or PST_UNSUPPORTED for a file that has none: whose restart markers are
- * as good, that libjpeg has to decode, or that is damaged. */
+#define PST_MAX_INTERVAL 65535 /* MCUs between points where decoding can begin */
+
+/* The next two write into new memory, which the caller frees: PST_DONE; PST_NO_MEMORY; PST_OUTSIDE for a number that
+ * is out of range; or anything else for a file of which nothing is made. Then there is no memory. */
+
+/* The entries of a file, every `step` MCUs of a row: points where decoding can begin. There are none of a file whose
+ * restart markers are as good, that libjpeg has to decode, or that is damaged. */
 enum pst_outcome pst_entries(const uint8_t *data, size_t size, long step, uint8_t **out, size_t *out_size);
+
+/* The JPEG with a restart marker every `interval` MCUs (0: none; -1: as many as suit its width). */
+enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, unsigned long long max_pixels,
+                               uint8_t **out, size_t *out_size);
 
 /* The width and height of a file that our own decoder takes, by its header; 0 x 0 of others. */
 void pst_size(const uint8_t *data, size_t size, int32_t found[2]);
-
-/* Write a JPEG with a restart marker every `interval` MCUs (0: none; -1: as many as suit its width) into new memory,
- * which the caller frees. PST_DONE; PST_NO_MEMORY; or anything else for a file that stays as it is: then there is no
- * memory. */
-enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, unsigned long long max_pixels,
-                               uint8_t **out, size_t *out_size);
 
 /* An image of a batch, which is drawn into its place in one array. */
 typedef struct {

@@ -16,7 +16,7 @@ enum pst_outcome {
     PST_DAMAGED,     /* or truncated */
     PST_UNSUPPORTED, /* a kind of JPEG that is not decoded here */
     PST_LIMITED,     /* too many pixels or scans */
-    PST_OUTSIDE,     /* the box is not inside the image */
+    PST_OUTSIDE,     /* the box is not inside the image, or a number is out of range */
     PST_NO_MEMORY
 };
 

@@ -152,11 +152,13 @@ static PyObject *draw(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* Memory that was made from a file, and is freed, as bytes; None where none was. */
-static PyObject *made(enum pst_outcome outcome, uint8_t *memory, size_t size)
+/* Memory that was made from a file, and is freed, as bytes; None where none was. `number` is an argument's name. */
+static PyObject *made(enum pst_outcome outcome, uint8_t *memory, size_t size, const char *number)
 {
     if (outcome != PST_DONE)
-        return outcome == PST_NO_MEMORY ? PyErr_NoMemory() : Py_NewRef(Py_None);
+        return outcome == PST_OUTSIDE     ? raise(outcome, number)
+               : outcome == PST_NO_MEMORY ? PyErr_NoMemory()
+                                          : Py_NewRef(Py_None);
     PyObject *result = PyBytes_FromStringAndSize((const char *)memory, (Py_ssize_t)size);
     free(memory);
     return result;
@@ -166,22 +168,16 @@ static PyObject *entries(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer data;
     long step;
+    enum pst_outcome outcome;
+    uint8_t *out;
+    size_t size;
     if (!PyArg_ParseTuple(args, "y*l", &data, &step))
         return NULL;
-    PyObject *result = NULL;
-    if (step >= 1 && step <= 65535) {
-        enum pst_outcome outcome;
-        uint8_t *out;
-        size_t size;
-        Py_BEGIN_ALLOW_THREADS
-            outcome = pst_entries(data.buf, (size_t)data.len, step, &out, &size);
-        Py_END_ALLOW_THREADS
-        result = made(outcome, out, size);
-    } else {
-        PyErr_SetString(PyExc_IndexError, "step");
-    }
+    Py_BEGIN_ALLOW_THREADS
+        outcome = pst_entries(data.buf, (size_t)data.len, step, &out, &size);
+    Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
-    return result;
+    return made(outcome, out, size, "step");
 }
 
 static PyObject *transcode(PyObject *Py_UNUSED(module), PyObject *args)
@@ -189,22 +185,16 @@ static PyObject *transcode(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer data;
     long interval;
     unsigned long long max_pixels;
+    enum pst_outcome outcome;
+    uint8_t *out;
+    size_t size;
     if (!PyArg_ParseTuple(args, "y*lK", &data, &interval, &max_pixels))
         return NULL;
-    PyObject *result = NULL;
-    if (interval >= -1 && interval <= 65535) {
-        enum pst_outcome outcome;
-        uint8_t *out;
-        size_t size;
-        Py_BEGIN_ALLOW_THREADS
-            outcome = pst_transcode(data.buf, (size_t)data.len, interval, max_pixels, &out, &size);
-        Py_END_ALLOW_THREADS
-        result = made(outcome, out, size);
-    } else {
-        PyErr_SetString(PyExc_IndexError, "interval");
-    }
+    Py_BEGIN_ALLOW_THREADS
+        outcome = pst_transcode(data.buf, (size_t)data.len, interval, max_pixels, &out, &size);
+    Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
-    return result;
+    return made(outcome, out, size, "interval");
 }
 
 /* Batches. */

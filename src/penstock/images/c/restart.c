@@ -137,8 +137,7 @@ int pst_scan_seek(pst_scan *scan, long row, long left, long right)
 int pst_entries_write(pst_scan *scan, const pst_frame *frame, const uint8_t *data, size_t size, long step,
                       uint8_t **out, size_t *out_size)
 {
-    if (frame->restart_interval || step < 1 || step > UINT16_MAX || size >= MAX_SIZE ||
-        !pst_scan_open(scan, frame, data, size, NULL, 0))
+    if (frame->restart_interval || size >= MAX_SIZE || !pst_scan_open(scan, frame, data, size, NULL, 0))
         return 0;
     *out_size = set_step(scan, step);
     uint8_t *to = *out = malloc(*out_size);

@@ -82,6 +82,8 @@ enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, 
                                uint8_t **out, size_t *out_size)
 {
     char message[JMSG_LENGTH_MAX];
+    if (interval < -1 || interval > PST_MAX_INTERVAL)
+        return PST_OUTSIDE;
     transcoding t = {.lib = {.message = message, .max_scans = 1}, /* no decoder comes to a second one */
                      .data = data,
                      .size = size,
