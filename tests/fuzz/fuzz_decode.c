@@ -55,7 +55,7 @@ static picture decode(const question *q, const fuzz_box *box, int own, int parti
     made.pixels = job.out;
     made.row = job.row_stride;
     made.box = *box;
-    made.outcome = pst_decode(&req);
+    made.outcome = pst_draw(&req);
     memcpy(made.message, req.message, sizeof made.message);
     if (made.outcome != PST_DONE) {
         free(made.pixels);
@@ -143,7 +143,7 @@ static void draw(question q, int own)
     pst_resize_job job = make_job(q.in, &q.box, q.channels, table, &size);
     pst_request req = fuzz_request(q.in, &job, 0);
     req.own = own;
-    const enum pst_outcome drawn = pst_decode(&req);
+    const enum pst_outcome drawn = pst_draw(&req);
 
     q.scale = scale_of(&q.box, &job);
     q.simd = !job.simd;

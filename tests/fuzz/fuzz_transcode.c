@@ -126,7 +126,7 @@ static void compare_pixels(const pair *files, const fuzz_box *box, int scale, in
         req.entries_size = i == 2 ? entries_size : 0;
         pixels[i] = job.out;
         size = job.row_stride * (size_t)job.out_height;
-        outcome[i] = pst_decode(&req);
+        outcome[i] = pst_draw(&req);
     }
     for (int i = 1; i < 3; i++) {
         EXPECT(outcome[0] == outcome[i], "outcome %d, and afterwards %d", outcome[0], outcome[i]);

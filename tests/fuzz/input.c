@@ -57,7 +57,7 @@ pst_request fuzz_request(const fuzz_input *in, const pst_resize_job *job, int sc
     memset(&req, 0, sizeof req);
     req.data = in->data;
     req.size = in->size;
-    req.job = job;
+    req.job = *job;
     req.scale = scale;
     req.max_pixels = MAX_PIXELS;
     return req;
@@ -94,7 +94,7 @@ fuzz_size fuzz_size_of(const uint8_t *data, size_t size, int own)
     pst_request req = fuzz_request(&(fuzz_input){.data = (uint8_t *)data, .size = size}, &job, 0);
     fuzz_size found = {PST_DONE, 0, 0};
     req.own = own;
-    found.outcome = pst_decode(&req);
+    found.outcome = pst_draw(&req);
     if (found.outcome == PST_OUTSIDE)
         EXPECT(sscanf(req.message, "%ld x %ld", &found.width, &found.height) == 2, "no size: %s", req.message);
     return found;

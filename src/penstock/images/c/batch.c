@@ -28,29 +28,17 @@ static void fill_around(const pst_resize_job *whole, const int inside[4], const 
     }
 }
 
-/* Pixels beside the box do not count, as where only that part of a file is decoded. */
-static int draw_pixels(pst_batch_image *image)
-{
-    pst_resize_job job = image->job;
-    int x, y;
-    pst_resize_cut(&job, &x, &y);
-    return pst_resize(&job, image->rows + y * image->stride + (ptrdiff_t)x * job.channels, image->stride);
-}
-
 int64_t pst_batch_draw(const pst_resize_job *whole, size_t stride, const uint8_t *fill, pst_batch_image *images,
                        size_t count, char *status)
 {
     int64_t resizing = 0;
     uint8_t *out = whole->out;
     for (size_t i = 0; i < count; i++, out += stride * (size_t)whole->item_size) {
-        pst_batch_image *image = &images[i];
-        int done = 0;
-        if (image->job.out_width > 0 && image->job.out_height > 0)
-            done = image->rows ? draw_pixels(image) : pst_decode(&image->request) == PST_DONE;
-        status[i] = (char)!done;
-        resizing += image->request.resizing;
+        pst_request *req = &images[i].request;
+        status[i] = req->job.out_width < 1 || req->job.out_height < 1 || pst_draw(req) != PST_DONE;
+        resizing += req->resizing;
         if (fill)
-            fill_around(whole, image->inside, fill, out);
+            fill_around(whole, images[i].inside, fill, out);
     }
     return resizing;
 }

@@ -58,7 +58,7 @@ typedef struct {
 /* Check the size that a header says, and find out what is decoded. */
 static enum pst_outcome plan(decoding *d, pst_request *req, long width, long height)
 {
-    const pst_resize_job *asked = req->job;
+    const pst_resize_job *asked = &req->job;
     pst_resize_job *job = &d->job;
     int x, y;
     if ((unsigned long long)width * (unsigned long long)height > req->max_pixels)
@@ -204,8 +204,10 @@ static enum pst_outcome decode_by_libjpeg(j_decompress_ptr cinfo, void *argument
     return PST_DONE; /* the rows below are never looked at */
 }
 
-enum pst_outcome pst_decode(pst_request *req)
+enum pst_outcome pst_draw(pst_request *req)
 {
+    if (req->rows)
+        return pst_resize(&req->job, req->rows, req->stride) ? PST_DONE : PST_NO_MEMORY;
     if (!req->partial && !is_complete(req->data, req->size))
         return fail(req, PST_DAMAGED, "premature end: no end-of-image marker");
     if (req->own && !req->partial) {

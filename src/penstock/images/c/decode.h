@@ -21,10 +21,13 @@
 
 /* What is asked for, and what came of it: zeroed, but for what the caller sets. */
 typedef struct {
+    /* The result, the table, the filter, and the box in pixels of the image. Of a file the size of its source is not
+     * set. */
+    pst_resize_job job;
+    const uint8_t *rows; /* of pixels, which are the job's source; NULL: a file is, and all that follows is for files */
+    ptrdiff_t stride;    /* bytes from one of these rows to the next */
     const uint8_t *data; /* the file */
     size_t size;
-    /* The result, the table, the filter, and the box in pixels of the image; its source is not set. */
-    const pst_resize_job *job;
     /* 1, 2, 4 or 8: shrink the image by that, and round the box outward to whole pixels; 0: shrink it as much as leaves
      * the box as large as its result. */
     int scale;
@@ -39,8 +42,8 @@ typedef struct {
     char message[JMSG_LENGTH_MAX];
 } pst_request;
 
-/* Decode a box. After an error the result may be written in part. */
-enum pst_outcome pst_decode(pst_request *req);
+/* Resize a box of pixels, or of a file, which is decoded. After an error the result may be written in part. */
+enum pst_outcome pst_draw(pst_request *req);
 
 #define PST_MAX_INTERVAL 65535 /* MCUs between points where decoding can begin */
 
@@ -60,10 +63,7 @@ void pst_size(const uint8_t *data, size_t size, int32_t found[2]);
 
 /* An image of a batch, which is drawn into its place in one array. */
 typedef struct {
-    pst_resize_job job;  /* what is drawn; its result is the part of this image's result that is not filled */
-    pst_request request; /* of a file */
-    const uint8_t *rows; /* of pixels, which are the job's source; NULL: there is a file */
-    ptrdiff_t stride;    /* bytes from one of these rows to the next */
+    pst_request request; /* its result is the part of this image's result that is not filled */
     int inside[4];       /* top, left, bottom and right of what is drawn, in pixels of the result */
 } pst_batch_image;
 

@@ -85,16 +85,18 @@ static int set_result(pst_resize_job *job, const Py_buffer *out, int first, cons
            table->itemsize == out->itemsize && (uintptr_t)job->table % (size_t)job->item_size == 0;
 }
 
-/* Set the size of a job's source, from the buffer of its pixels; 0 if these do not go together. */
-static int set_source(pst_resize_job *job, const Py_buffer *source, int first)
+/* Set the source of a request, from the buffer of its pixels; 0 if these do not go together. */
+static int set_source(pst_request *req, const Py_buffer *source, int first)
 {
     if (source->ndim != first + 3 || source->itemsize != 1)
         return 0;
     const Py_ssize_t height = source->shape[first], width = source->shape[first + 1], pixel = source->shape[first + 2];
-    if (height > PST_RESIZE_MAX_SIDE || width > PST_RESIZE_MAX_SIDE || pixel != job->channels)
+    if (height > PST_RESIZE_MAX_SIDE || width > PST_RESIZE_MAX_SIDE || pixel != req->job.channels)
         return 0;
-    job->height = (int)height;
-    job->width = (int)width;
+    req->job.height = (int)height;
+    req->job.width = (int)width;
+    req->rows = source->buf;
+    req->stride = source->strides[first];
     return source->strides[first + 2] == 1 && source->strides[first + 1] == pixel;
 }
 
@@ -107,15 +109,12 @@ static int is_box(const pst_resize_job *job)
 
 /* One image. */
 
-/* The result of drawing from pixels or from a file, without the GIL. */
-static PyObject *drawn(pst_request *req, const Py_buffer *source, int is_file)
+/* The result of drawing, without the GIL. */
+static PyObject *drawn(pst_request *req)
 {
     enum pst_outcome outcome;
     Py_BEGIN_ALLOW_THREADS
-        if (is_file)
-            outcome = pst_decode(req);
-        else
-            outcome = pst_resize(req->job, source->buf, source->strides[0]) ? PST_DONE : PST_NO_MEMORY;
+        outcome = pst_draw(req);
     Py_END_ALLOW_THREADS
     return outcome == PST_DONE ? PyLong_FromLongLong(req->resizing) : raise(outcome, req->message);
 }
@@ -125,12 +124,12 @@ static PyObject *draw(PyObject *Py_UNUSED(module), PyObject *args)
     enum { SOURCE, OUT, TABLE, ENTRIES, VIEWS };
     PyObject *from, *to, *lookup, *index = Py_None, *result = NULL;
     Py_buffer views[VIEWS] = {{0}};
-    pst_resize_job job = {0};
-    pst_request req = {.job = &job, .own = 1};
-    if (!PyArg_ParseTuple(args, "OO(dddd)pp(pp)Opp|K(ll)Oipp", &from, &to, &job.left, &job.top, &job.right, &job.bottom,
-                          &job.bicubic, &job.antialias, &job.flip_x, &job.flip_y, &lookup, &job.planar, &job.simd,
-                          &req.max_pixels, &req.expected_width, &req.expected_height, &index, &req.scale, &req.own,
-                          &req.partial))
+    pst_request req = {.own = 1};
+    pst_resize_job *job = &req.job;
+    if (!PyArg_ParseTuple(args, "OO(dddd)pp(pp)Opp|K(ll)Oipp", &from, &to, &job->left, &job->top, &job->right,
+                          &job->bottom, &job->bicubic, &job->antialias, &job->flip_x, &job->flip_y, &lookup,
+                          &job->planar, &job->simd, &req.max_pixels, &req.expected_width, &req.expected_height, &index,
+                          &req.scale, &req.own, &req.partial))
         return NULL;
     if (get_view(from, &views[SOURCE], PyBUF_STRIDED_RO) && get_view(to, &views[OUT], PyBUF_STRIDED) &&
         get_view(lookup, &views[TABLE], PyBUF_C_CONTIGUOUS) && get_view(index, &views[ENTRIES], PyBUF_SIMPLE)) {
@@ -141,9 +140,9 @@ static PyObject *draw(PyObject *Py_UNUSED(module), PyObject *args)
         req.size = (size_t)source->len;
         req.entries = views[ENTRIES].buf;
         req.entries_size = (size_t)views[ENTRIES].len;
-        if (set_result(&job, &views[OUT], 0, &views[TABLE]) &&
-            (is_file ? is_scale && is_box(&job) : set_source(&job, source, 0) && pst_resize_valid(&job)))
-            result = drawn(&req, source, is_file);
+        if (set_result(job, &views[OUT], 0, &views[TABLE]) &&
+            (is_file ? is_scale && is_box(job) : set_source(&req, source, 0) && pst_resize_valid(job)))
+            result = drawn(&req);
         else
             PyErr_SetString(is_file ? PyExc_IndexError : PyExc_ValueError,
                             "source, box, scale, table and result do not go together");
@@ -239,20 +238,21 @@ static int is_array_or_none(const Py_buffer *view, const char *formats, size_t i
 
 /* Whether `count` sources and the arrays go together: shapes, types and strides. `whole` and `stride` are set to what
  * says where the results are. */
-static int set_batch(pst_resize_job *whole, size_t *stride, const Py_buffer *views, Py_ssize_t count)
+static int set_batch(pst_request *whole, size_t *stride, const Py_buffer *views, Py_ssize_t count)
 {
+    pst_resize_job *job = &whole->job;
     const Py_buffer *out = &views[OUT], *fill = &views[FILL];
-    if (!set_result(whole, out, 1, &views[TABLE]) || out->shape[0] != count ||
+    if (!set_result(job, out, 1, &views[TABLE]) || out->shape[0] != count ||
         (views[PIXELS].buf && !set_source(whole, &views[PIXELS], 1)))
         return 0;
     *stride = item_stride(out, 0,
-                          whole->planar ? (Py_ssize_t)whole->plane_stride * whole->channels
-                                        : (Py_ssize_t)whole->row_stride * whole->out_height);
+                          job->planar ? (Py_ssize_t)job->plane_stride * job->channels
+                                      : (Py_ssize_t)job->row_stride * job->out_height);
     return (*stride || count == 0) && is_array(&views[BOXES], "d", sizeof(double), count, 4) &&
            is_array_or_none(&views[FLIPS], "B?", 1, count, 2) &&
            is_array_or_none(&views[INSIDE], "il", sizeof(int32_t), count, 4) &&
            is_array_or_none(&views[SIZES], "il", sizeof(int32_t), count, 2) && !views[INSIDE].buf == !fill->buf &&
-           (!fill->buf || (fill->ndim == 1 && fill->shape[0] == whole->channels && fill->itemsize == out->itemsize));
+           (!fill->buf || (fill->ndim == 1 && fill->shape[0] == job->channels && fill->itemsize == out->itemsize));
 }
 
 /* Copy row `i` of an array of rows of so many bytes, if it is there. */
@@ -264,48 +264,53 @@ static void copy_row(void *row, const Py_buffer *view, Py_ssize_t i, size_t byte
 
 /* Set what image `i` is; 0 if a number is out of range. The numbers are copied before they are checked, since other
  * threads may change them. */
-static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_resize_job *whole, size_t stride,
-                     unsigned long long max_pixels, const Py_buffer *views, const Py_buffer *files)
+static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_request *whole, size_t stride,
+                     const Py_buffer *views, const Py_buffer *files)
 {
-    pst_resize_job *job = &image->job;
+    pst_request *req = &image->request;
+    pst_resize_job *job = &req->job;
+    *req = *whole;
     double box[4];
     uint8_t flips[2] = {0, 0};
-    int32_t inside[4] = {0, 0, whole->out_height, whole->out_width}, size[2] = {0, 0};
+    int32_t inside[4] = {0, 0, job->out_height, job->out_width}, size[2] = {0, 0};
     copy_row(box, &views[BOXES], i, sizeof box);
     copy_row(flips, &views[FLIPS], i, sizeof flips);
     copy_row(inside, &views[INSIDE], i, sizeof inside);
     copy_row(size, &views[SIZES], i, sizeof size);
-    *job = *whole;
     job->left = box[0];
     job->top = box[1];
     job->right = box[2];
     job->bottom = box[3];
     if (!is_box(job) || size[0] < 0 || size[1] < 0 || inside[0] < 0 || inside[0] > inside[2] ||
-        inside[2] > whole->out_height || inside[1] < 0 || inside[1] > inside[3] || inside[3] > whole->out_width)
+        inside[2] > job->out_height || inside[1] < 0 || inside[1] > inside[3] || inside[3] > job->out_width)
         return 0;
     memcpy(image->inside, inside, sizeof inside);
-    const size_t pixel = whole->planar ? 1 : (size_t)whole->channels;
-    const size_t first = (size_t)i * stride + (size_t)inside[0] * whole->row_stride + (size_t)inside[1] * pixel;
-    job->out = (uint8_t *)whole->out + first * (size_t)whole->item_size;
+    const size_t pixel = job->planar ? 1 : (size_t)job->channels;
+    const size_t first = (size_t)i * stride + (size_t)inside[0] * job->row_stride + (size_t)inside[1] * pixel;
+    job->out = (uint8_t *)job->out + first * (size_t)job->item_size;
     job->out_height = inside[2] - inside[0];
     job->out_width = inside[3] - inside[1];
     job->flip_x = flips[0];
     job->flip_y = flips[1];
     if (files) {
-        image->request = (pst_request){.data = files[i].buf, .size = (size_t)files[i].len, .job = job, .own = 1};
-        image->request.max_pixels = max_pixels;
-        image->request.expected_width = size[0];
-        image->request.expected_height = size[1];
-        return 1;
+        req->data = files[i].buf;
+        req->size = (size_t)files[i].len;
+        req->expected_width = size[0];
+        req->expected_height = size[1];
+    } else if (job->out_width > 0 && job->out_height > 0) {
+        if (!pst_resize_valid(job))
+            return 0;
+        /* Pixels beside the box do not count, as where only that part of a file is decoded. */
+        int x, y;
+        pst_resize_cut(job, &x, &y);
+        req->rows += i * views[PIXELS].strides[0] + y * req->stride + (ptrdiff_t)x * job->channels;
     }
-    image->rows = (const uint8_t *)views[PIXELS].buf + i * views[PIXELS].strides[0];
-    image->stride = views[PIXELS].strides[1];
-    return job->out_width < 1 || job->out_height < 1 || pst_resize_valid(job);
+    return 1;
 }
 
 /* The result of a batch whose arrays go together. */
-static PyObject *draw_images(const pst_resize_job *whole, size_t stride, unsigned long long max_pixels,
-                             Py_ssize_t count, const Py_buffer *views, const Py_buffer *files)
+static PyObject *draw_images(const pst_request *whole, size_t stride, Py_ssize_t count, const Py_buffer *views,
+                             const Py_buffer *files)
 {
     PyObject *result = NULL, *status = PyBytes_FromStringAndSize(NULL, count);
     pst_batch_image *images = PyMem_Calloc((size_t)count + 1, sizeof *images);
@@ -313,7 +318,7 @@ static PyObject *draw_images(const pst_resize_job *whole, size_t stride, unsigne
     if (!ready)
         PyErr_NoMemory();
     for (Py_ssize_t i = 0; ready && i < count; i++) {
-        ready = set_image(&images[i], i, whole, stride, max_pixels, views, files);
+        ready = set_image(&images[i], i, whole, stride, views, files);
         if (!ready)
             PyErr_SetString(PyExc_ValueError, "a box, a size or a place in the result is out of range");
     }
@@ -321,7 +326,7 @@ static PyObject *draw_images(const pst_resize_job *whole, size_t stride, unsigne
         char *bytes = PyBytes_AsString(status);
         int64_t resizing;
         Py_BEGIN_ALLOW_THREADS
-            resizing = pst_batch_draw(whole, stride, views[FILL].buf, images, (size_t)count, bytes);
+            resizing = pst_batch_draw(&whole->job, stride, views[FILL].buf, images, (size_t)count, bytes);
         Py_END_ALLOW_THREADS
         result = Py_BuildValue("OL", status, (long long)resizing);
     }
@@ -336,11 +341,10 @@ static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer views[VIEWS] = {{0}}, *files = NULL;
     Py_ssize_t count = 0;
     size_t stride;
-    unsigned long long max_pixels;
-    pst_resize_job whole = {0};
+    pst_request whole = {.own = 1};
     if (!PyArg_ParseTuple(args, "OOOOOOOpppKOp", &sources, &objects[OUT], &objects[BOXES], &objects[FLIPS],
-                          &objects[INSIDE], &objects[FILL], &objects[TABLE], &whole.bicubic, &whole.antialias,
-                          &whole.planar, &max_pixels, &objects[SIZES], &whole.simd))
+                          &objects[INSIDE], &objects[FILL], &objects[TABLE], &whole.job.bicubic, &whole.job.antialias,
+                          &whole.job.planar, &whole.max_pixels, &objects[SIZES], &whole.job.simd))
         return NULL;
     const int is_pixels = PyObject_CheckBuffer(sources);
     objects[PIXELS] = is_pixels ? sources : Py_None;
@@ -353,7 +357,7 @@ static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
     if (is_pixels)
         count = views[PIXELS].ndim > 0 ? views[PIXELS].shape[0] : -1;
     if (got && set_batch(&whole, &stride, views, count))
-        result = draw_images(&whole, stride, max_pixels, count, views, files);
+        result = draw_images(&whole, stride, count, views, files);
     else if (got)
         PyErr_SetString(PyExc_ValueError, "the shapes and types of the arrays do not go together");
     release_views(views, VIEWS);
