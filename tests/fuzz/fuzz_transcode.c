@@ -78,7 +78,6 @@ static enum pst_outcome run(pst_libjpeg_work *work, void *argument)
     pst_libjpeg lib;
     memset(&lib, 0, sizeof lib);
     lib.message = message;
-    lib.max_scans = 200;
     const enum pst_outcome outcome = pst_libjpeg_run(&lib, work, argument);
     EXPECT(outcome == PST_DONE, "libjpeg: %s", message);
     return outcome;

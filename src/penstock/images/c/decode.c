@@ -9,10 +9,9 @@
 
 #include "region.h"
 
-#define MARGIN 2      /* columns: what upsampling by two looks at beyond the box */
-#define MAX_SCANS 200 /* a small file can ask for thousands of passes over a large picture */
-#define ROWS 16       /* of pixels, that are decoded before they are resized */
-#define TAIL 4096     /* bytes at the end in which a complete file has its last marker */
+#define MARGIN 2  /* columns: what upsampling by two looks at beyond the box */
+#define ROWS 16   /* of pixels, that are decoded before they are resized */
+#define TAIL 4096 /* bytes at the end in which a complete file has its last marker */
 
 /* Frame markers: baseline, extended, progressive, and the last two with arithmetic coding. */
 enum { SOF0 = 0xC0, SOF1 = 0xC1, SOF2 = 0xC2, SOF9 = 0xC9, SOF10 = 0xCA };
@@ -215,7 +214,7 @@ enum pst_outcome pst_draw(pst_request *req)
         if (outcome != PST_UNSUPPORTED)
             return outcome;
     }
-    pst_libjpeg lib = {.message = req->message, .max_scans = MAX_SCANS, .tolerant = req->partial};
+    pst_libjpeg lib = {.message = req->message, .tolerant = req->partial};
     return pst_libjpeg_run(&lib, decode_by_libjpeg, req);
 }
 

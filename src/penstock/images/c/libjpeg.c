@@ -4,6 +4,8 @@
 
 #include <jerror.h>
 
+#define MAX_SCANS 200 /* as in jpeg.py: a small file can ask for thousands of passes over a large picture */
+
 static _Noreturn void leave(pst_libjpeg *lib, enum pst_outcome outcome)
 {
     lib->outcome = outcome;
@@ -40,8 +42,8 @@ static void on_message(j_common_ptr cinfo, int level)
 static void on_progress(j_common_ptr cinfo)
 {
     pst_libjpeg *lib = (pst_libjpeg *)cinfo->err;
-    if (cinfo->is_decompressor && ((j_decompress_ptr)cinfo)->input_scan_number > lib->max_scans) {
-        snprintf(lib->message, JMSG_LENGTH_MAX, "more than %d scans", lib->max_scans);
+    if (cinfo->is_decompressor && ((j_decompress_ptr)cinfo)->input_scan_number > MAX_SCANS) {
+        snprintf(lib->message, JMSG_LENGTH_MAX, "more than %d scans", MAX_SCANS);
         leave(lib, PST_LIMITED);
     }
 }

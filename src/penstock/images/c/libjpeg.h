@@ -30,8 +30,7 @@ typedef struct {
     enum pst_outcome outcome;
     int frame;     /* the marker of the frame header that libjpeg has read: SOF0 .. SOF15 */
     char *message; /* JMSG_LENGTH_MAX bytes */
-    int max_scans;
-    int tolerant; /* warnings are no errors */
+    int tolerant;  /* warnings are no errors */
 } pst_libjpeg;
 
 typedef enum pst_outcome pst_libjpeg_work(j_decompress_ptr cinfo, void *argument);

@@ -84,11 +84,8 @@ enum pst_outcome pst_transcode(const uint8_t *data, size_t size, long interval, 
     char message[JMSG_LENGTH_MAX];
     if (interval < -1 || interval > PST_MAX_INTERVAL)
         return PST_OUTSIDE;
-    transcoding t = {.lib = {.message = message, .max_scans = 1}, /* no decoder comes to a second one */
-                     .data = data,
-                     .size = size,
-                     .interval = interval,
-                     .max_pixels = max_pixels};
+    transcoding t = {
+        .lib = {.message = message}, .data = data, .size = size, .interval = interval, .max_pixels = max_pixels};
     t.to.err = &t.lib.manager;
     const enum pst_outcome outcome = pst_libjpeg_run(&t.lib, convert, &t);
     if (t.out)
