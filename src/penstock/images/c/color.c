@@ -61,8 +61,7 @@ PST_AVX2_INLINE __m256i scale(__m256i value, int factor)
 /* (a * factor_a + b * factor_b + 32768) >> 16 */
 PST_AVX2_INLINE __m256i scale_sum(__m256i a, __m256i b, int factor_a, int factor_b)
 {
-    const __m256i factors = _mm256_set1_epi32((int)((uint32_t)(factor_a & 0xFFFF) | (uint32_t)factor_b << 16));
-    const __m256i half = _mm256_set1_epi32(32768);
+    const __m256i factors = pst_pair(factor_a, factor_b), half = _mm256_set1_epi32(32768);
     const __m256i low = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), factors), half);
     const __m256i high = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), factors), half);
     return _mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16));

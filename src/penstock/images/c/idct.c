@@ -79,12 +79,10 @@ static inline void idct(const int16_t *block, int size, uint8_t *out, ptrdiff_t 
 
 #if PST_AVX2_COMPILED
 
-/* Two constants of 16 bits for a multiply-add of pairs. */
-#define PAIR(a, b) _mm256_set1_epi32((int)((uint32_t)((a)&0xFFFF) | (uint32_t)(b) << 16))
 #define ADD _mm256_add_epi32
 #define SUB _mm256_sub_epi32
 #define PACK _mm256_packs_epi32
-#define MADD(pairs, a, b) _mm256_madd_epi16(pairs, PAIR(a, b))
+#define MADD(pairs, a, b) _mm256_madd_epi16(pairs, pst_pair(a, b))
 
 /* One pass over eight columns: 32 bits each, from pairs of rows. */
 PST_AVX2_INLINE void pass8_avx2(__m256i p04, __m256i p15, __m256i p26, __m256i p37, const int bits, __m256i out[8])

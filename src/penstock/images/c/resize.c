@@ -380,12 +380,6 @@ static void vertical(const pst_resize_plan *plan, int y, int slot, uint8_t *rest
 
 #if PST_AVX2_COMPILED
 
-/* Two weights for each pair of values. */
-PST_AVX2_INLINE __m256i weight_pair(int32_t one, int32_t two)
-{
-    return _mm256_set1_epi32((int32_t)((uint32_t)two << 16 | ((uint32_t)one & 0xFFFF)));
-}
-
 PST_AVX2_INLINE void vertical_pairs(const pst_resize_plan *plan, int y, int slot, uint8_t *restrict to, const int pairs,
                                     const int fine)
 {
@@ -401,13 +395,13 @@ PST_AVX2_INLINE void vertical_pairs(const pst_resize_plan *plan, int y, int slot
             const __m256i *rows = (const __m256i *)(ring_row(plan, slot, k) + 2 * (size_t)i);
             int32_t one = weight[2 * k], two = weight[2 * k + 1];
             if (fine) {
-                const __m256i weights = weight_pair(one >> LOW_BITS, two >> LOW_BITS);
+                const __m256i weights = pst_pair(one >> LOW_BITS, two >> LOW_BITS);
                 for (int n = 0; n < 4; n++)
                     high[n] = _mm256_add_epi32(high[n], _mm256_madd_epi16(rows[n], weights));
                 one &= (1 << LOW_BITS) - 1;
                 two &= (1 << LOW_BITS) - 1;
             }
-            const __m256i weights = weight_pair(one, two);
+            const __m256i weights = pst_pair(one, two);
             for (int n = 0; n < 4; n++)
                 sums[n] = _mm256_add_epi32(sums[n], _mm256_madd_epi16(rows[n], weights));
         }
