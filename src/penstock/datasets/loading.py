@@ -27,7 +27,7 @@ from penstock.images.transforms import Compose, HorizontalFlip, Resize
 from penstock.images.transforms.base import check_size
 from penstock.images.transforms.canvas import ArraySource, Canvas, PixelSource
 from penstock.images.transforms.output import BYTES, Conversion, look_up_table
-from penstock.images.transforms.targets import close_target, open_canvas
+from penstock.images.transforms.targets import open_targets
 from penstock.images.transforms.view import Pixels, View, render
 from penstock.manifest import Record
 from penstock.random import shown_record
@@ -264,7 +264,7 @@ class LoadImage:
                     f"target= must return a dict, but returned {type(targets).__name__} for {shown_record(record)!r}"
                 )
         with stage("augment"):
-            canvas = open_canvas(source, targets, out) if targets else Canvas(source, out=out)
+            canvas = Canvas(source, open_targets(targets, source.size) if targets else None, out)
             try:
                 self.transform.apply(canvas)
             # A transform does not know the file's name.
@@ -274,5 +274,7 @@ class LoadImage:
                     raise
                 raise ImageError(f"{name!r}: {error}") from error
             image = canvas.tensor
-            label = record.label if self.target is None else close_target(canvas, targets)
+            if canvas.targets is not None:
+                targets = canvas.targets.close()
+        label = record.label if self.target is None else targets
         return (image, label, record.row) if self.row else (image, label)

@@ -19,6 +19,7 @@ from penstock.images.transforms import (
     Compose,
     HorizontalFlip,
     MixUp,
+    Normalize,
     RandAugment,
     RandomErasing,
     RandomResizedCrop,
@@ -95,6 +96,18 @@ def test_behind_to_tensor_it_gets_the_tensor() -> None:
 def test_what_is_no_image(returned: Any) -> None:
     with pytest.raises(ConfigError, match="returned"):
         Compose([lambda image: returned])(IMAGE)
+
+
+def test_floats_of_a_callable_are_normalised_where_the_chain_says_so() -> None:
+    def halve(image: Any) -> Any:
+        return image.astype(np.float32) / 2
+
+    image = np.full((2, 3, 3), 8, np.uint8)
+    normalize = Normalize([1.0], [2.0])
+    assert Compose([halve, normalize])(image).tolist() == np.full((2, 3, 3), 1.5).tolist()
+    assert Compose([halve, normalize, halve])(image).tolist() == np.full((2, 3, 3), 0.75).tolist()
+    with pytest.raises(ConfigError, match=r"torch\.uint8: put ToTensor"):
+        Compose([lambda pixels: pixels[::-1], normalize])(image)
 
 
 def test_masks_are_not_left_behind_silently() -> None:

@@ -20,6 +20,7 @@ from penstock.images.transforms import (
 from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.colour import COLOURS
 from penstock.images.transforms.policies import _COMMON
+from penstock.images.transforms.targets import Targets
 from penstock.random import sample_scope
 
 IMAGE = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8), (5, 5), 0)
@@ -169,17 +170,16 @@ def test_no_strength_is_identity(name: str) -> None:
 def test_masks_and_boxes_follow(name: str, value: float) -> None:
     image = np.zeros((60, 80, 3), np.uint8)
     image[20:35, 30:50] = 255
-    canvas = Canvas(
-        ArraySource(image), masks=((image[:, :, 0] > 0).astype(np.int64),), boxes=np.array([[30, 20, 50, 35]])
-    )
+    targets = Targets({}, ((image[:, :, 0] > 0).astype(np.int64),), np.array([[30, 20, 50, 35]]))
+    canvas = Canvas(ArraySource(image), targets)
     RandAugment()._operate(canvas, name, value)
     there = canvas.pixels[:, :, 0] > 0
     assert not np.array_equal(there, image[:, :, 0] > 0)
-    assert (there == canvas.masks[0]).mean() > 0.99
+    assert (there == targets.masks[0]).mean() > 0.99
     rows, columns = np.nonzero(there)
-    assert canvas.boxes is not None
+    assert targets.boxes is not None
     edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-    assert np.abs(canvas.boxes[0] - edges).max() <= 1.5
+    assert np.abs(targets.boxes[0] - edges).max() <= 1.5
 
 
 def test_translations_go_right_and_down() -> None:

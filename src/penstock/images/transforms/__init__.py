@@ -22,10 +22,10 @@ from penstock.images.transforms.geometric import (
     RandomCrop,
     RandomResizedCrop,
     Resize,
+    SquarePad,
     VerticalFlip,
 )
 from penstock.images.transforms.mixing import CutMix, MixUp
-from penstock.images.transforms.padding import SquarePad
 from penstock.images.transforms.policies import AutoAugment, RandAugment, Rotate, TrivialAugment
 from penstock.images.transforms.tensors import Normalize, ToTensor
 from penstock.lazy import missing

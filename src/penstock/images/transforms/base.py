@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,23 @@ from penstock.errors import ConfigError
 from penstock.images.transforms.batch import Batch
 from penstock.images.transforms.canvas import ArraySource, Canvas
 from penstock.images.transforms.output import Form
-from penstock.images.transforms.targets import close_target, open_canvas
+from penstock.images.transforms.targets import open_targets
+from penstock.images.transforms.view import Fill
 from penstock.random import generator
 
-__all__ = ["Size", "Transform", "bernoulli", "check_bool", "check_probability", "check_range", "check_size"]
+__all__ = [
+    "Size",
+    "Transform",
+    "bernoulli",
+    "check_bool",
+    "check_fill",
+    "check_probability",
+    "check_range",
+    "check_size",
+]
 
 Size = int | tuple[int, int] | list[int]
+_MOST = 1 << 31  # OpenCV converts fill values to 32-bit integers first
 
 
 def check_size(size: Any, name: str = "size") -> tuple[int, int]:
@@ -36,6 +48,21 @@ def check_size(size: Any, name: str = "size") -> tuple[int, int]:
     if len(values) != 2 or min(values) < 1 or isinstance(size, bool):
         raise ConfigError(f"{name} must be a positive int or (height, width), got {size!r}")
     return values[0], values[1]
+
+
+def check_fill(fill: Any) -> Fill:
+    """Check and return the value of new pixels: a number for all channels, or one per channel; None is 0.
+
+    Raises:
+        ConfigError: another value, such as torchvision's dict of types.
+    """
+    if fill is None:
+        return 0
+    values = tuple(fill) if isinstance(fill, list | tuple) else (fill,)
+    if not 1 <= len(values) <= 4 or not all(isinstance(value, Real) and abs(float(value)) < _MOST for value in values):
+        raise ConfigError(f"fill must be a number, or one for each channel, not {fill!r}")
+    numbers = tuple(value if isinstance(value, int) else float(value) for value in values)
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def check_probability(p: float) -> float:
@@ -129,15 +156,17 @@ class Transform:
             pixels = pixels[:, :, None]
         if pixels.ndim != 3:
             raise ConfigError(f"an image must have the shape (height, width, channels), not {pixels.shape}")
-        targets = dict(target) if target is not None else {}
-        canvas = open_canvas(ArraySource(np.ascontiguousarray(pixels)), targets)
+        source = ArraySource(np.ascontiguousarray(pixels))
+        canvas = Canvas(source, open_targets({} if target is None else target, source.size))
         self.apply(canvas)
         made: Any
         if is_tensor or canvas.conversion is not None:
             made = canvas.tensor
         else:
             made = canvas.pixels[:, :, 0] if flat and canvas.pixels.shape[2] == 1 else canvas.pixels
-        return made if target is None else (made, close_target(canvas, targets))
+        if target is None:
+            return made
+        return made, dict(target) if canvas.targets is None else canvas.targets.close()
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))

@@ -23,9 +23,8 @@ import numpy.typing as npt
 import torch
 
 from penstock.images import native
-from penstock.images.transforms.border import fill_bits
-from penstock.images.transforms.output import BYTES, Conversion, as_bits, look_up_table
-from penstock.images.transforms.view import Filter
+from penstock.images.transforms.output import BYTES, Conversion, as_bits, fill_bits, look_up_table
+from penstock.images.transforms.view import Fill, Filter
 from penstock.stages import account, spent
 
 __all__ = ["Batch", "Chosen", "pair"]
@@ -75,10 +74,10 @@ class Batch:
         self._from, self._to = np.zeros(self.size.shape), self.size.astype(np.float64)
         self._flips: Pairs = np.zeros(self.size.shape, bool)
         self._filter: tuple[Filter, bool] | None = None
-        # As in `Border`: pixels at left and top, and at right and bottom; None if no image has a border.
+        # Pixels of the border at left and top, and at right and bottom; None if no image has a border.
         self._border: tuple[Pairs, Pairs] | None = None
         self._bordered: Chosen = self.resized
-        self._fill: float | tuple[float, ...] = 0
+        self._fill: Fill = 0
 
     def random(self, chosen: Chosen | None = None) -> npt.NDArray[np.float64]:
         """Draw a random number for each image; images that are not `chosen` draw none, and their numbers are any."""
@@ -121,7 +120,7 @@ class Batch:
         self._from = np.where(chosen, begin, self._from)
         self.size = np.where(chosen, size, self.size)
 
-    def window(self, chosen: Chosen | None, start: Pairs, size: Pairs, *, constant: bool, fill: Any) -> None:
+    def window(self, chosen: Chosen | None, start: Pairs, size: Pairs, *, constant: bool, fill: Fill) -> None:
         """Crop images (None: all) to parts that may lie outside of them, with pixels `fill` in a `constant` border."""
         before, after = np.maximum(0, -start), np.maximum(0, start + size - self.size)
         outside: Chosen = (before + after).any(axis=0)

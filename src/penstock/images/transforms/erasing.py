@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, bernoulli, check_bool, check_probability
-from penstock.images.transforms.border import check_fill, fill_values
+from penstock.images.transforms.base import Transform, bernoulli, check_bool, check_fill, check_probability
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.geometric import check_interval, draw_sides
+from penstock.images.transforms.view import fill_values
 from penstock.random import generator
 
 __all__ = ["CoarseDropout", "RandomErasing"]
@@ -68,7 +68,7 @@ class RandomErasing(Transform):
     def _erase(self, canvas: Canvas, rows: slice, columns: slice) -> None:
         floating = canvas.conversion is not None
         if isinstance(self.value, str):
-            shape = canvas.pixels.shape[2], rows.stop - rows.start, columns.stop - columns.start
+            shape = canvas.drawn.shape[2], rows.stop - rows.start, columns.stop - columns.start
             rng = generator()
             noise = rng.standard_normal(shape, np.float32) if floating else rng.integers(0, 256, shape, np.uint8)
             value = torch.from_numpy(noise)
@@ -128,9 +128,7 @@ class CoarseDropout(Transform):
     def apply(self, canvas: Canvas) -> None:
         if not bernoulli(self.p):
             return
-        if canvas.after:
-            canvas.tensor = canvas.tensor
-        pixels = canvas.pixels
+        pixels = canvas.render()
         height, width, channels = pixels.shape
         value = fill_values(self.fill_value, channels)
         hidden = np.zeros((height, width), bool)
@@ -141,8 +139,10 @@ class CoarseDropout(Transform):
             top, left = int(integers(height - tall + 1)), int(integers(width - wide + 1))
             cv2.rectangle(pixels, (left, top), (left + wide - 1, top + tall - 1), value, cv2.FILLED)
             hidden[top : top + tall, left : left + wide] = True
-        if canvas.boxes is not None:
-            canvas.keep_boxes(np.array([_visible(box, hidden) for box in canvas.boxes]).reshape(-1, 4))
+        targets = canvas.targets
+        if targets is not None and targets.boxes is not None:
+            visible = np.array([_visible(box, hidden) for box in targets.boxes]).reshape(-1, 4)
+            targets.keep_boxes(visible, canvas.size)
 
 
 def _visible(box: npt.NDArray[np.float64], hidden: npt.NDArray[np.bool_]) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ from penstock.errors import ConfigError
 from penstock.images.transforms.base import Transform
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
+from penstock.images.transforms.targets import Targets
 from penstock.random import generator
 
 __all__ = ["adapt"]
@@ -78,7 +79,7 @@ class _Function(_External):
         self.input_kind = _INPUTS.get(type(first).__name__, "tensor") if tensors else "array"
 
     def apply(self, canvas: Canvas) -> None:
-        if canvas.masks or canvas.boxes is not None:
+        if canvas.targets is not None:
             raise ConfigError(
                 f"{self.function!r} gets only the image and cannot transform masks and boxes: use a transform "
                 "of Penstock or albumentations, or leave masks and boxes out of the target"
@@ -117,30 +118,29 @@ class _Albumentations(_External):
     """A transform or pipeline of albumentations, which takes masks and boxes, too."""
 
     def apply(self, canvas: Canvas) -> None:
-        if canvas.after:
-            canvas.tensor = canvas.tensor
-        pipeline = self._pipeline(boxes=canvas.boxes is not None)
+        inputs: dict[str, Any] = {"image": canvas.render()}
+        targets = canvas.targets or Targets({}, (), None)
+        pipeline = self._pipeline(boxes=targets.boxes is not None)
         pipeline.set_random_seed(int(generator().integers(2**32)))
-        inputs: dict[str, Any] = {"image": canvas.pixels}
-        masks = [mask for mask in canvas.masks if mask.size]  # leave out masks of no objects
+        masks = [mask for mask in targets.masks if mask.size]  # leave out masks of no objects
         if masks:
             inputs["masks"] = [mask if mask.dtype.name in _MASKS else mask.astype(np.float64) for mask in masks]
-        if canvas.boxes is not None:
-            canvas.keep_boxes(canvas.boxes)
-            inputs["bboxes"] = canvas.boxes
-            inputs["penstock_boxes"] = np.arange(len(canvas.boxes))
+        if targets.boxes is not None:
+            targets.keep_boxes(targets.boxes, canvas.size)
+            inputs["bboxes"] = targets.boxes
+            inputs["penstock_boxes"] = np.arange(len(targets.boxes))
         found = pipeline(**inputs)
         _set_image(canvas, found["image"])
         moved = iter(found["masks"] if masks else ())
-        canvas.masks = tuple(
+        targets.masks = tuple(
             np.asarray(next(moved)).astype(mask.dtype, copy=False)
             if mask.size
             else np.empty((*canvas.size, 0), mask.dtype)
-            for mask in canvas.masks
+            for mask in targets.masks
         )
-        if canvas.boxes is not None and canvas.kept is not None:
-            canvas.kept = canvas.kept[np.asarray(found["penstock_boxes"], np.int64)]
-            canvas.boxes = np.asarray(found["bboxes"], np.float64).reshape(-1, 4)
+        if targets.boxes is not None:
+            targets.kept = targets.kept[np.asarray(found["penstock_boxes"], np.int64)]
+            targets.boxes = np.asarray(found["bboxes"], np.float64).reshape(-1, 4)
 
     def _pipeline(self, *, boxes: bool) -> Any:
         """Return this thread's copy; for boxes one that takes them in pixels, and returns the indices of the rest.

@@ -1,4 +1,4 @@
-"""Crops, resizes and flips with torchvision's names, arguments and defaults. Only borders need pixels.
+"""Crops, padding, resizes and flips, with torchvision's names, arguments and defaults where it has them.
 
 All apply to masks and boxes, too. Positions and sizes are whole pixels and depend only on the image's size.
 """
@@ -7,21 +7,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
+import cv2
 import numpy as np
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images.transforms.base import Size, Transform, bernoulli, check_bool, check_probability, check_size
+from penstock.images.transforms.base import (
+    Size,
+    Transform,
+    bernoulli,
+    check_bool,
+    check_fill,
+    check_probability,
+    check_size,
+)
 from penstock.images.transforms.batch import Batch, Chosen, pair
-from penstock.images.transforms.border import check_fill
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Form
-from penstock.images.transforms.padding import MODES, check_padding_mode, padding_sides
 from penstock.images.transforms.view import Filter
 from penstock.random import generator
 
-__all__ = ["CenterCrop", "HorizontalFlip", "RandomCrop", "RandomResizedCrop", "Resize", "VerticalFlip"]
+__all__ = ["CenterCrop", "HorizontalFlip", "RandomCrop", "RandomResizedCrop", "Resize", "SquarePad", "VerticalFlip"]
+
+PaddingMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric"]
+
+_MODES = {
+    "constant": cv2.BORDER_CONSTANT,
+    "edge": cv2.BORDER_REPLICATE,
+    "reflect": cv2.BORDER_REFLECT_101,
+    "symmetric": cv2.BORDER_REFLECT,
+}
+_BEFORE = {"center": 0.5, "top_left": 0.0, "bottom_right": 1.0}
+"""Shares of the border that are above and left of the image."""
 
 _FILTERS = {
     "nearest": "nearest",
@@ -55,6 +73,30 @@ def check_interval(values: Sequence[float], name: str) -> tuple[float, float]:
     if not isinstance(values, Sequence) or len(values) != 2 or not 0 < values[0] <= values[1]:
         raise ConfigError(f"{name} must be (min, max), both positive, got {values!r}")
     return float(values[0]), float(values[1])
+
+
+def check_padding_mode(name: Any) -> PaddingMode:
+    """Check and return the name of a padding mode.
+
+    Raises:
+        ConfigError: the mode is unknown.
+    """
+    if name not in _MODES:
+        raise ConfigError(f"padding_mode must be one of {', '.join(_MODES)}, not {name!r}")
+    return cast(PaddingMode, name)
+
+
+def padding_sides(padding: Any) -> tuple[int, int, int, int]:
+    """Return (left, top, right, bottom) from one, two (left and right, top and bottom) or four numbers, or None.
+
+    Raises:
+        ConfigError: another value, or a negative number.
+    """
+    values = () if padding is None else tuple(padding) if isinstance(padding, list | tuple) else (padding,)
+    if len(values) not in (0, 1, 2, 4) or not all(isinstance(value, int) and value >= 0 for value in values):
+        raise ConfigError(f"padding must be one, two or four non-negative numbers, not {padding!r}")
+    left, top, right, bottom = (values * (4 // len(values))) if values else (0, 0, 0, 0)
+    return left, top, right, bottom
 
 
 def draw_sides(
@@ -101,11 +143,9 @@ class RandomResizedCrop(Transform):
 
     def apply(self, canvas: Canvas) -> None:
         if canvas.view.resized:
-            canvas.pixels = canvas.pixels
-        view = canvas.view.crop(*self._box(*canvas.size, generator().random))
-        made = view.resize(*self.size, interpolation=self.interpolation, antialias=self.antialias)
-        assert made is not None
-        canvas.look(made)
+            canvas.render()
+        canvas.look(canvas.view.crop(*self._box(*canvas.size, generator().random)))
+        canvas.resize(*self.size, interpolation=self.interpolation, antialias=self.antialias)
 
     draws = 22
 
@@ -146,24 +186,27 @@ class CenterCrop(Transform):
     def apply(self, canvas: Canvas) -> None:
         if self.p < 1 and not bernoulli(self.p):
             return
-        height, width = self.size
-        short, narrow = max(0, height - canvas.size[0]), max(0, width - canvas.size[1])
-        if short or narrow:
-            canvas.pad(narrow // 2, short // 2, narrow - narrow // 2, short - short // 2)
-        # As in torchvision, halves are rounded to even.
-        top, left = round((canvas.size[0] - height) / 2), round((canvas.size[1] - width) / 2)
-        canvas.look(canvas.view.crop(top, left, height, width))
+        (height, width), (tall, wide) = self.size, canvas.size
+        canvas.window(_middle(tall - height), _middle(wide - width), height, width)
 
     draws = 1
 
     def plan(self, batch: Batch) -> None:
         size, chosen = pair(*self.size), batch.choose(self.p)
-        smaller: Chosen = np.any(batch.size < size, axis=0)
-        batch.decline(smaller if chosen is None else smaller & chosen)
-        batch.crop(chosen, np.rint((batch.size - size) / 2), size)
+        room = batch.size - size
+        start = np.where(room < 0, -(-room // 2), np.rint(room / 2)).astype(np.int64)
+        batch.window(chosen, start, size, constant=True, fill=0)
 
     def leaves(self, form: Form) -> Form:
         return _cropped(form, self.size, self.p)
+
+
+def _middle(room: int) -> int:
+    """Return where a centred crop begins, given the room beside it, which is negative for a border.
+
+    As in torchvision, halves are rounded to even, and those of a border down.
+    """
+    return round(room / 2) if room > 0 else -(-room // 2)
 
 
 class RandomCrop(Transform):
@@ -191,7 +234,7 @@ class RandomCrop(Transform):
         padding: int | Sequence[int] | None = None,
         pad_if_needed: bool = False,
         fill: float | Sequence[float] | None = 0,
-        padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant",
+        padding_mode: PaddingMode = "constant",
         p: float = 1.0,
     ) -> None:
         self.size = check_size(size)
@@ -214,7 +257,7 @@ class RandomCrop(Transform):
         left, top, random = left + narrow, top + short, generator().random
         y = int(random() * (top + tall + bottom + short - height + 1)) - top
         x = int(random() * (left + wide + right + narrow - width + 1)) - left
-        canvas.window(y, x, height, width, mode=MODES[self.padding_mode], fill=self.fill)
+        canvas.window(y, x, height, width, mode=_MODES[self.padding_mode], fill=self.fill)
 
     draws = 3
 
@@ -236,6 +279,50 @@ class RandomCrop(Transform):
 
 def _cropped(form: Form, size: tuple[int, int], p: float) -> Form:
     return form._replace(size=size if p == 1 or form.size == size else None)
+
+
+class SquarePad(Transform):
+    """Pad the shorter side to the length of the longer one.
+
+    Args:
+        position: position of the image: ``"center"``, ``"top_left"`` or ``"bottom_right"``.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as in torchvision's Pad.
+        fill: value of a constant border, or one per channel: red, green, blue.
+        p: probability of the padding.
+
+    Raises:
+        ConfigError: an unknown position or mode, or `p` is not a probability.
+
+    Masks are padded with zeros, and boxes are shifted.
+    """
+
+    def __init__(
+        self,
+        position: Literal["center", "top_left", "bottom_right"] = "center",
+        padding_mode: PaddingMode = "constant",
+        fill: float | Sequence[float] = 0,
+        p: float = 1.0,
+    ) -> None:
+        if position not in _BEFORE:
+            raise ConfigError(f"position must be 'center', 'top_left' or 'bottom_right', not {position!r}")
+        self.position = position
+        self.padding_mode = check_padding_mode(padding_mode)
+        self.fill = check_fill(fill)
+        self.p = check_probability(p)
+
+    def apply(self, canvas: Canvas) -> None:
+        if self.p < 1 and not bernoulli(self.p):
+            return
+        (height, width), share = canvas.size, _BEFORE[self.position]
+        side = max(height, width)
+        if height != width:
+            top, left = int((side - height) * share), int((side - width) * share)
+            canvas.window(-top, -left, side, side, mode=_MODES[self.padding_mode], fill=self.fill)
+
+    def leaves(self, form: Form) -> Form:
+        if form.size is None:
+            return form
+        return form._replace(size=(max(form.size),) * 2 if self.p == 1 or form.size[0] == form.size[1] else None)
 
 
 class Resize(Transform):
@@ -270,8 +357,7 @@ class Resize(Transform):
 
     def apply(self, canvas: Canvas) -> None:
         height, width = self.size if isinstance(self.size, tuple) else self._sides(*canvas.size, self.size)
-        how: dict[str, Any] = {"interpolation": self.interpolation, "antialias": self.antialias}
-        canvas.resize(lambda view: view.resize(height, width, **how))
+        canvas.resize(height, width, interpolation=self.interpolation, antialias=self.antialias)
 
     draws = 0
 

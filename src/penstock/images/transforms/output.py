@@ -15,9 +15,19 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.view import Pixels
+from penstock.images.transforms.view import Fill, Pixels, fill_values
 
-__all__ = ["BYTES", "Conversion", "Form", "as_bits", "convert", "look_up_table", "normalize", "output_memory"]
+__all__ = [
+    "BYTES",
+    "Conversion",
+    "Form",
+    "as_bits",
+    "convert",
+    "fill_bits",
+    "look_up_table",
+    "normalize",
+    "output_memory",
+]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.float64}
 """Dtypes that OpenCV can copy, by item size. It does not support bfloat16."""
@@ -80,6 +90,19 @@ def look_up_table(conversion: Conversion, channels: int) -> npt.NDArray[Any]:
     return as_bits(values.to(conversion.dtype))
 
 
+@lru_cache(maxsize=64)
+def fill_bits(fill: Fill, conversion: Conversion, channels: int = 3) -> npt.NDArray[Any]:
+    """Return the value of a border after a conversion, as bits, in the shape that fills an image.
+
+    It is what OpenCV rounds `fill` to. One value if all are equal, which NumPy fills faster.
+    """
+    rounded = np.rint(fill_values(fill, channels)[:channels]).clip(0, 255).astype(np.uint8)
+    values: npt.NDArray[Any] = look_up_table(conversion, channels)[np.arange(channels), rounded]
+    if (values == values[0]).all():
+        return values[:1]
+    return values if conversion.channels_last else values[:, None, None]
+
+
 def output_memory(
     conversion: Conversion, size: tuple[int, int], channels: int, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
@@ -100,8 +123,10 @@ def normalize(values: torch.Tensor, mean: tuple[float, ...], std: tuple[float, .
     """Compute ``(value - mean) / std`` in place, of values whose first dimension is the channels.
 
     Raises:
-        ConfigError: neither one mean for all channels, nor one per channel.
+        ConfigError: neither one mean for all channels, nor one per channel, or the values are not floats.
     """
+    if not values.dtype.is_floating_point:
+        raise ConfigError(f"Normalize works on floats, and the image is {values.dtype}: put ToTensor() before it")
     if len(mean) not in (1, len(values)):
         raise ConfigError(
             f"Normalize has {len(mean)} means, and the image {len(values)} channels: pass one for each, or one"

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.images.transforms.base import Transform, bernoulli, check_probability, check_range
-from penstock.images.transforms.border import check_fill
+from penstock.images.transforms.base import Transform, bernoulli, check_fill, check_probability, check_range
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.colour import COLOURS, bytes_of
 from penstock.images.transforms.geometric import check_filter

@@ -43,7 +43,7 @@ class ToTensor(Transform):
 
     def apply(self, canvas: Canvas) -> None:
         if canvas.after:
-            canvas.tensor = canvas.tensor
+            canvas.render()
         self.plan(canvas)
 
     draws = 0

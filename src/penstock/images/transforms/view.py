@@ -1,14 +1,15 @@
 """`View`: the part of an image to use, its size and its flips, which are applied in one resampling at the end.
 
     view = View.of((375, 500))                       # (height, width) of the stored image
-    view = view.crop(10, 20, 200, 300).resize(224, 224).mirror()
+    view = view.crop(10, 20, 200, 300).mirror()
     image = render(pixels, view.box, view)           # one resampling for all steps
 
 A chain of crops, resizes and flips is one `View`, so only the used part of an image is decoded. A crop after a resize
 becomes a fractional box, which is not rounded: rounding it to whole pixels costs 3 to 10 dB. When shrinking by a factor
 of 2 or more, blocks of pixels are averaged first; for factors between 1 and 2, neighbours are blended.
 
-Invariant: the image is ``mirror(resize(source[box], size))``; each method returns the view after one more step.
+Invariant: the image is ``mirror(resize(source[box], size))`` inside its border; each method returns the view after one
+more step. A constant border is part of the view, so its size is known, and the image can be drawn inside it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import ConfigError
 from penstock.images import native
 from penstock.images.region import Box, outward
 from penstock.images.resize import resize
 
-__all__ = ["Filter", "Pixels", "View", "render"]
+__all__ = ["Border", "Fill", "Filter", "Pixels", "View", "fill_values", "padded", "render"]
 
 Pixels: TypeAlias = npt.NDArray[Any]
 """(height, width, channels)."""
 
 Filter: TypeAlias = Literal["nearest", "bilinear", "bicubic"]
+
+Fill: TypeAlias = float | tuple[float, ...]
+"""The value of new pixels: one for all channels, or one per channel."""
 
 _PLAIN = {"nearest": cv2.INTER_NEAREST_EXACT, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _WARP = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
@@ -39,16 +44,27 @@ _FAINT = 0.02
 """Weight of a neighbour below which nothing is blended: for factors up to 1.11."""
 
 
+class Border(NamedTuple):
+    """Numbers of pixels on each side of an image."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
 class View(NamedTuple):
-    """A part of an image, resampled and mirrored.
+    """A part of an image, resampled and mirrored, perhaps with a border.
 
     Attributes:
         box: (left, top, right, bottom) in pixels of the source, fractional.
-        size: (height, width) of the result.
+        size: (height, width) of the result, without the border.
         flipped: whether to mirror left to right, and upside down, after resampling.
         resized: whether a resize was applied: a second one needs the pixels of the first.
         interpolation: the interpolation method.
         antialias: whether to average all source pixels that a result pixel covers.
+        border: a constant border around the result; None: no border.
+        fill: the value of its pixels.
     """
 
     box: Box
@@ -57,6 +73,8 @@ class View(NamedTuple):
     resized: bool = False
     interpolation: Filter = "bilinear"
     antialias: bool = True
+    border: Border | None = None
+    fill: Fill = 0
 
     @classmethod
     def of(cls, size: tuple[int, int]) -> View:
@@ -76,21 +94,14 @@ class View(NamedTuple):
         box = (x0, y0, min(x1, x0 + width * step_x), min(y1, y0 + height * step_y))
         return View(box, (height, width), *self[2:])
 
-    def resize(
-        self, height: int, width: int, *, interpolation: Filter = "bilinear", antialias: bool = True
-    ) -> View | None:
-        """Return the view resized; None if it has been resized before."""
-        if (height, width) == self.size:
-            return self
-        if self.resized:
-            return None
-        return View(self.box, (height, width), self.flipped, True, interpolation, antialias)
-
     def mirror(self, *, upside_down: bool = False) -> View:
-        """Return the view mirrored left to right, or upside down."""
-        sideways, down = self.flipped
+        """Return the view mirrored left to right, or upside down, with its border."""
+        (sideways, down), border = self.flipped, self.border
         flipped = (sideways, not down) if upside_down else (not sideways, down)
-        return View(self.box, self.size, flipped, *self[3:])
+        if border is not None:
+            left, top, right, bottom = border
+            border = Border(left, bottom, right, top) if upside_down else Border(right, top, left, bottom)
+        return View(self.box, self.size, flipped, *self[3:6], border, self.fill)
 
     def points(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Map positions (x, y) in the source, (n, 2), to positions in the result."""
@@ -102,8 +113,28 @@ class View(NamedTuple):
         return np.stack([width - x if sideways else x, height - y if upside_down else y], axis=1)
 
 
+def fill_values(fill: Fill, channels: int) -> tuple[float, ...]:
+    """Return the value of new pixels for OpenCV, which takes a number for each of four channels.
+
+    Raises:
+        ConfigError: the number of values does not match the channels.
+    """
+    if not isinstance(fill, tuple):
+        return (fill,) * 4
+    if len(fill) != channels:
+        raise ConfigError(f"fill has {len(fill)} values, and the image {channels} channels: pass one for each, or one")
+    return fill
+
+
+def padded(pixels: Pixels, border: Border, fill: Fill, mode: int = cv2.BORDER_CONSTANT) -> Pixels:
+    """Return a new image (height, width, channels) with a border, in one of OpenCV's border modes."""
+    ends = border.top, border.bottom, border.left, border.right
+    made: Pixels = cv2.copyMakeBorder(pixels, *ends, mode, value=fill_values(fill, pixels.shape[2]))
+    return made if made.ndim == 3 else made[:, :, None]
+
+
 def render(source: Pixels, box: Box, view: View) -> Pixels:
-    """Return the pixels of a view: (height, width, channels), contiguous, with the source's dtype.
+    """Return the pixels of a view without its border: (height, width, channels), contiguous, of the source's dtype.
 
     `source` contains at least the view's box: it is the whole image, or a part of it, perhaps decoded at lower
     resolution. `box` is the position of the view's box in `source`. The result is never a part of the source.
