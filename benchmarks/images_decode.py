@@ -37,7 +37,6 @@ from penstock.images.transforms.view import View, render
 
 TARGET = (224, 224)
 FAR = (1 << 20, 1 << 20)
-LIMIT = 1 << 28
 Sample = tuple[bytes, Box]
 
 
@@ -81,7 +80,7 @@ def last_row(sample: Sample) -> object:
     """One pixel at the lower edge of the box: what it takes to get there, whatever is decoded."""
     left, _, _, bottom = sample[1]
     x, y = int(left), -int(-bottom // 1)
-    return native.decode_box(sample[0], (x, y - 1, x + 1, y), target=FAR, max_pixels=LIMIT)
+    return decode_region(sample[0], (x, y - 1, x + 1, y), target=FAR)
 
 
 def variants() -> dict[str, Callable[[Sample], object]]:
@@ -89,7 +88,7 @@ def variants() -> dict[str, Callable[[Sample], object]]:
     if native.is_available():
         found["full, native"] = lambda sample: decode(sample[0], backend="native")
         found["entropy"] = last_row
-        found["region 1:1"] = lambda sample: native.decode_box(sample[0], sample[1], target=FAR, max_pixels=LIMIT)
+        found["region 1:1"] = lambda sample: decode_region(sample[0], sample[1], target=FAR)
         found["region"] = lambda sample: decode_region(sample[0], sample[1], target=TARGET)
     found["crop, plain"] = lambda sample: resized(decode(sample[0]), sample[1], sample)
     found["crop, region"] = lambda sample: resized(*decode_region(sample[0], sample[1], target=TARGET), sample)

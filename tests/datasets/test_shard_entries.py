@@ -186,6 +186,7 @@ class TestOtherImages:
         data, box = write(104), (60.0, 50.0, 100.0, 80.0)
         assert (decode_region(data, box, target=(80, 80))[0] == 104).all()
         assert (decode_region(data, box, target=(80, 80), entries=old)[0] == 100).all()
+        used.clear()
         with pytest.warns(UserWarning, match="belongs to another shard or an older version") as given:
             found = [ImageDataset(shards, transform=[CenterCrop(40)])[0][0] for shards in [ShardSet(path)] * 2]
         assert len(given) == 1

@@ -15,6 +15,7 @@ import pytest
 import simplejpeg
 from busy_support import HANG
 from interpreter_support import run
+from jpeg_support import drawn
 from PIL import Image
 
 from penstock.datasets.loading import EncodedImage
@@ -25,6 +26,7 @@ from penstock.images.decode import MAX_PIXELS, decode, image_size
 from penstock.images.headers import size_from_header, size_of_file
 from penstock.images.jpeg import MAX_SCANS, scans
 from penstock.images.limits import open_pillow
+from penstock.images.region import decode_region
 from penstock.images.transforms.view import View
 
 LARGE = (30_000, 30_000)
@@ -153,20 +155,22 @@ class TestJpeg:
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
     def test_the_extension_refuses_another_size_than_the_caller_s(self) -> None:
         box = (0.0, 0.0, 8.0, 8.0)
-        assert native.decode_box(jpeg(), box, target=(8, 8), max_pixels=256, size=(16, 16)).array.shape == (8, 8, 3)
+        assert decode_region(jpeg(), box, target=(8, 8), max_pixels=256, size=(16, 16))[0].shape == (8, 8, 3)
         for size in ((16, 15), (15, 16)):
             with pytest.raises(ValueError, match="ambiguous header"):
-                native.decode_box(jpeg(), box, target=(8, 8), max_pixels=256, size=size)
-            with pytest.raises(ValueError, match="ambiguous header"):
-                native.decode_image(jpeg(), max_pixels=256, size=size)
-        with pytest.raises(OverflowError, match="more than the limit of 256"):
-            native.decode_image(jpeg(), max_pixels=256, size=(30_000, 30_000))
+                native.draw_box(jpeg(), box, np.empty((8, 8, 3), np.uint8), max_pixels=256, size=size)
+            with pytest.raises(ImageError, match="ambiguous header"):
+                decode_region(jpeg(), box, target=(8, 8), max_pixels=256, size=size)
+            with pytest.raises(ImageError, match="ambiguous header"):
+                decode(jpeg(), backend="native", max_pixels=256, size=size)
+        with pytest.raises(ImageError, match="more than the limit of 256"):
+            decode(jpeg(), backend="native", max_pixels=256, size=(30_000, 30_000))
 
     @pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
     @pytest.mark.parametrize("limit", [0, -1, -(2**70)])
     def test_no_limit_is_so_low_that_it_is_none(self, limit: int) -> None:
         with pytest.raises(OverflowError, match="more than the limit of 0"):
-            native.decode_image(jpeg(), max_pixels=limit)
+            drawn(jpeg(), max_pixels=limit)
         for name in installed():
             if BACKENDS[name].reads("jpeg"):
                 with pytest.raises(ImageError, match="limit"):

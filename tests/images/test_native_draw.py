@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise
+from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, drawn, jpeg, noise
 
 from penstock.images import native
+from penstock.images.region import decode_region
 from penstock.images.resize import resize
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
@@ -22,11 +23,10 @@ FENCE = 64
 def apart(
     data: bytes, box: Any, size: tuple[int, int], channels: int = 3, entries: bytes | None = None, **how: Any
 ) -> np.ndarray:
-    region = native.decode_box(data, box, target=size, channels=channels, max_pixels=LIMIT, entries=entries)
-    scale = region.scale
-    inner = tuple(edge / scale - first for edge, first in zip(box, (region.x, region.y) * 2, strict=True))
+    mode = "gray" if channels == 1 else "rgb"
+    array, inner = decode_region(data, box, target=size, mode=mode, max_pixels=LIMIT, entries=entries)
     out = np.empty((*size, channels), np.uint8)
-    resize(region.array, inner, out, **how)
+    resize(array, inner, out, **how)
     return out
 
 
@@ -116,7 +116,7 @@ def test_rows_of_the_result_need_not_be_adjacent(kind: Any, planar: bool, channe
     rows, columns = slice(2, 2 + height), slice(3, 3 + width)
     inside = (slice(None), rows, columns) if planar else (rows, columns)
     expected = np.empty(whole[inside].shape, kind)
-    pixels = native.decode_image(data, channels=channels, max_pixels=LIMIT)
+    pixels = drawn(data, channels=channels)
     for draw in (
         lambda out: native.draw_box(data, box, out, max_pixels=LIMIT, **how),
         lambda out: resize(pixels, box, out, **how),
@@ -160,7 +160,7 @@ class TestRefused:
         how = False, False, (False, False), None, False, True, LIMIT, (0, 0), None
         out = np.zeros((5, 8, 3), np.uint8)
         native._jpeg.draw(self.data, out, (0, 0, 60, 40), *how, 8)
-        assert np.array_equal(out, native.decode_box(self.data, (0, 0, 60, 40), target=(5, 7), max_pixels=LIMIT).array)
+        assert np.array_equal(out, drawn(self.data, (0, 0, 60, 40), scale=8))
         with pytest.raises(IndexError):
             native._jpeg.draw(self.data, out, (0, 0, 60, 40), *how, scale)
 

@@ -14,7 +14,7 @@ from busy_support import HANG
 from full_run import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpeg_support import FAR, LIMIT, SUBSAMPLINGS, boxes, by_opencv, jpeg, noise, outward
+from jpeg_support import SUBSAMPLINGS, boxes, by_opencv, drawn, jpeg, noise, outward
 
 from penstock.images import native
 from penstock.images.jpeg import segments
@@ -32,10 +32,7 @@ def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 def check(data: bytes, whole: np.ndarray, entries: bytes | None, seed: int, count: int = 20) -> None:
     for box in boxes(*whole.shape[:2], count, seed):
-        region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT, entries=entries)
-        rows, columns = outward(box)
-        assert np.array_equal(region.array, whole[rows, columns]), box
-        assert (region.x, region.y, region.scale) == (columns.start, rows.start, 1)
+        assert np.array_equal(drawn(data, box, entries=entries), whole[outward(box)]), box
 
 
 class TestBoxes:
@@ -70,8 +67,7 @@ class TestBoxes:
         entries = native.entries_of(data, step=1)
         for left in range(width - 9, width):
             box = (left, 0, width, 40)
-            region = native.decode_box(data, box, target=FAR, max_pixels=LIMIT, entries=entries)
-            assert np.array_equal(region.array, whole[:, left:]), left
+            assert np.array_equal(drawn(data, box, entries=entries), whole[:, left:]), left
 
     @pytest.mark.parametrize("seed", range(8))
     def test_tables_that_lack_codes(self, seed: int) -> None:
@@ -91,13 +87,8 @@ class TestBoxes:
         data = jpeg(noise(170, 203), subsampling)
         entries = native.entries_of(data, step=2)
         for box in boxes(170, 203, 60):
-            size = max(1, int((box[3] - box[1]) / scale)), max(1, int((box[2] - box[0]) / scale))
-            plain = native.decode_box(data, box, target=size, max_pixels=LIMIT)
-            array, place = plain.array.copy(), plain[1:]
-            del plain
-            region = native.decode_box(data, box, target=size, max_pixels=LIMIT, entries=entries)
-            assert region[1:] == place
-            assert np.array_equal(region.array, array)
+            plain = drawn(data, box, scale=scale)
+            assert np.array_equal(drawn(data, box, scale=scale, entries=entries), plain)
 
     def test_real_files(self, data_dir: Path) -> None:
         """20,000 boxes in a full run."""
@@ -199,4 +190,4 @@ def test_an_end_in_front_of_the_scan_is_not_the_end_of_the_image() -> None:
     assert native.entries_of(cut + data[-2:]) is not None
     assert native.entries_of(cut) is None
     with pytest.raises(ValueError, match=r"(?i)premature end"):
-        native.decode_image(cut, max_pixels=LIMIT)
+        drawn(cut)

@@ -106,12 +106,16 @@ def _is_installed(name: str) -> bool:
 
 
 def _native(data: Data, channels: int, partial: bool, limit: Limit) -> Image:
-    try:
-        return native.decode_image(
-            data, channels=channels, max_pixels=limit.max_pixels, partial=partial, size=limit.size
-        )
-    except (ValueError, NotImplementedError, OverflowError):  # CMYK, or an error or a limit, which simplejpeg describes
-        return _simplejpeg(data, channels, partial, limit)
+    if limit.size is not None:  # `decode.decode` has checked it: memory for it is about to be allocated
+        width, height = limit.size
+        image = np.empty((height, width, channels), np.uint8)
+        whole, most = (0, 0, width, height), limit.max_pixels
+        try:
+            native.draw_box(data, whole, image, max_pixels=most, size=limit.size, scale=1, partial=partial)
+            return image
+        except (ValueError, NotImplementedError, OverflowError):
+            pass  # CMYK, or an error or a limit, which simplejpeg describes
+    return _simplejpeg(data, channels, partial, limit)
 
 
 def _simplejpeg(data: Data, channels: int, partial: bool, limit: Limit) -> Image:

@@ -21,15 +21,13 @@ per thread.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.images.jpeg import TruncatedHeader, frame_size
 
 try:
     from penstock.images import _jpeg
@@ -37,9 +35,6 @@ except ImportError:  # no compiler or headers at build time, or no libjpeg on th
     _jpeg = None  # type: ignore[assignment]
 
 __all__ = [
-    "Region",
-    "decode_box",
-    "decode_image",
     "draw_batch",
     "draw_box",
     "entries_of",
@@ -54,19 +49,6 @@ __all__ = [
 Data: TypeAlias = bytes | bytearray | memoryview
 
 _MOST = 65535 * 65535  # maximum pixels of a JPEG
-_COPY = (False, False, (False, False), None, False, True)  # no filter, no flips, no table, not planar
-
-
-class Region(NamedTuple):
-    """Pixels of a part of an image, at 1 / `scale` of their size."""
-
-    array: npt.NDArray[np.uint8]
-    """(height, width, channels): 3 are RGB, 1 is gray."""
-    x: int
-    """Position of the array's first pixel in the shrunken image."""
-    y: int
-    scale: int
-    """1, 2, 4 or 8. Pixel i of the shrunken image is the mean of `scale` pixels a side, from i * scale on."""
 
 
 def is_available() -> bool:
@@ -90,56 +72,6 @@ def require(what: str) -> None:
         )
 
 
-def decode_image(
-    data: Data,
-    *,
-    channels: int = 3,
-    max_pixels: int,
-    partial: bool = False,
-    size: tuple[int, int] | None = None,
-) -> npt.NDArray[np.uint8]:
-    """Decode a whole JPEG to a new uint8 array (height, width, channels): 3 are RGB, 1 is gray.
-
-    The header that libjpeg reads must have at most `max_pixels`, and the `size` (width, height) that the caller has
-    read, if given. With `partial`, missing or damaged parts are gray or wrong instead of an error. Raises the errors
-    that the module's docstring lists.
-    """
-    width, height = size = _size(data, size, max_pixels)
-    out = np.empty((height, width, channels), np.uint8)
-    _jpeg.draw(data, out, (0, 0, width, height), *_COPY, _limit(max_pixels), size, None, 1, True, partial)
-    return out
-
-
-def decode_box(
-    data: Data,
-    box: tuple[float, float, float, float],
-    *,
-    target: tuple[int, int],
-    channels: int = 3,
-    max_pixels: int,
-    size: tuple[int, int] | None = None,
-    entries: bytes | memoryview | None = None,
-) -> Region:
-    """Decode the pixels of `box` (left, top, right, bottom), rounded outward to whole pixels.
-
-    They are shrunk by 2, 4 or 8 if the box stays at least as large as `target` (height, width). At scale 1 they equal
-    those of a decode of the whole image. `entries` must come from `entries_of` for the same data: others lead to wrong
-    pixels or an error. `max_pixels` and `size` are as in `decode_image`. Raises the errors that the module's docstring
-    lists.
-    """
-    width, height = size = _size(data, size, max_pixels)
-    left, top, right, bottom = box
-    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        raise IndexError(f"{width} x {height}")
-    scale = 1
-    while scale < 8 and right - left >= 2 * scale * target[1] and bottom - top >= 2 * scale * target[0]:
-        scale *= 2
-    x, y = int(left // scale), int(top // scale)
-    out = np.empty((-int(-bottom // scale) - y, -int(-right // scale) - x, channels), np.uint8)
-    _jpeg.draw(data, out, box, *_COPY, _limit(max_pixels), size, entries, scale)
-    return Region(out, x, y, scale)
-
-
 def draw_box(
     data: Data,
     box: tuple[float, float, float, float],
@@ -153,15 +85,30 @@ def draw_box(
     max_pixels: int,
     size: tuple[int, int] | None = None,
     entries: bytes | memoryview | None = None,
+    scale: int = 0,
+    partial: bool = False,
 ) -> float:
-    """Decode `box` and resize it into `out`: `decode_box` and `resize` in one, without an intermediate image.
+    """Decode `box` of a JPEG and resize it into `out` as `resize` does, without an intermediate image.
 
-    Rows are resized as they are decoded. A box of whole pixels that is as large as `out` is copied. The arguments are
-    those of the two functions. Return the seconds that resizing took. Raises the errors that the module's docstring
-    lists; then `out` may be partly written.
+    Rows are resized as they are decoded. A box of whole pixels that is as large as `out` is copied. Return the seconds
+    that resizing took.
+
+    Args:
+        data: the whole file.
+        max_pixels: the most pixels that the header, as libjpeg reads it, may state.
+        size: the (width, height) that the caller has read from the header: another size is an error.
+        entries: the result of `entries_of` for the same data. Others lead to wrong pixels or an error.
+        scale: 1, 2, 4 or 8 rounds the box outward to whole pixels of the image shrunk by that factor. Pixel i of it is
+            the mean of `scale` pixels a side, from i * scale on; at scale 1 the pixels are those of the image. 0
+            shrinks the box as long as it stays as large as `out`.
+        partial: leave missing or damaged parts gray or wrong instead of an error.
+
+    The other arguments are those of `resize`. Raises the errors that the module's docstring lists; then `out` may be
+    partly written.
     """
     how = interpolation == "bicubic", antialias, flipped, table, planar, True
-    return _jpeg.draw(data, out, box, *how, _limit(max_pixels), size or (0, 0), entries) / 1e9
+    limit = _limit(max_pixels)
+    return _jpeg.draw(data, out, box, *how, limit, size or (0, 0), entries, scale, True, partial) / 1e9
 
 
 def draw_batch(
@@ -227,7 +174,7 @@ def uniform(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]
 def entries_of(data: Data, *, step: int = 8) -> bytes | None:
     """Return the entries of a JPEG: points where decoding can begin, every `step` MCUs of each row; None without any.
 
-    With them `decode_box` decodes a box of the same data without reading the data before it. Progressive,
+    With them `draw_box` decodes a box of the same data without reading the data before it. Progressive,
     arithmetic-coded and damaged files have none, and files with restart markers need none.
 
     Cost: two thirds of a decode. Size: 10 bytes an entry, about 3 % of a photograph with a `step` of 8.
@@ -236,7 +183,7 @@ def entries_of(data: Data, *, step: int = 8) -> bytes | None:
 
 
 def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels: int) -> bytes | None:
-    """Return the JPEG with a restart marker every `interval` MCUs, where `decode_box` can begin; None if not possible.
+    """Return the JPEG with a restart marker every `interval` MCUs, where `draw_box` can begin; None if not possible.
 
     Without `interval`, it is the divisor of the MCUs of a row, from 4 on, that is nearest to 8. 0 removes all markers.
     Coefficients, quantisation, sampling and colours are unchanged, and so are the pixels. All APPn and COM segments
@@ -253,19 +200,6 @@ def with_restart_markers(data: Data, *, interval: int | None = None, max_pixels:
     if interval is not None and not 0 <= interval <= 65535:
         raise IndexError(f"an interval must be from 0 to 65,535 MCUs, not {interval}")
     return _jpeg.transcode(data, -1 if interval is None else interval, _limit(max_pixels))
-
-
-def _size(data: Data, size: tuple[int, int] | None, max_pixels: int) -> tuple[int, int]:
-    """Return the checked size of an image: memory for it is about to be allocated."""
-    if size is None:
-        with contextlib.suppress(TruncatedHeader):
-            size = frame_size(data) if bytes(data[:2]) == b"\xff\xd8" else None
-    width, height = size or (0, 0)
-    if width < 1 or height < 1:
-        raise ValueError("not a JPEG, or no size in its header")
-    if width * height > max_pixels:
-        raise OverflowError(f"{width} x {height} pixels, more than the limit of {_limit(max_pixels)}")
-    return width, height
 
 
 def _limit(max_pixels: int) -> int:

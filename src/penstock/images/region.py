@@ -71,19 +71,22 @@ def decode_region(
         raise ConfigError(f"not a region of an image: box {box!r} (left, top, right, bottom), target {target!r}")
     outside = f"box {box!r} (left, top, right, bottom) is not inside an image of"
     size = size or size_of_file(data)
-    if native.is_available() and data[:2] == b"\xff\xd8":
-        channels = 1 if mode == "gray" else 3
+    width, height = size or (0, 0)
+    if native.is_available() and data[:2] == b"\xff\xd8" and 0 < width * height <= max_pixels:
+        if right > width or bottom > height:
+            raise ConfigError(f"{outside} {width} x {height} pixels")
+        scale = 1
+        while scale < 8 and right - left >= 2 * scale * target[1] and bottom - top >= 2 * scale * target[0]:
+            scale *= 2
+        x, y = int(left // scale), int(top // scale)
+        shape = -int(-bottom // scale) - y, -int(-right // scale) - x, 1 if mode == "gray" else 3
+        array = np.empty(shape, np.uint8)
         try:
-            region = native.decode_box(
-                data, box, target=target, channels=channels, max_pixels=max_pixels, size=size, entries=entries
-            )
+            native.draw_box(data, box, array, max_pixels=max_pixels, size=size, entries=entries, scale=scale)
         except (ValueError, NotImplementedError, OverflowError):
             pass  # a whole decode tolerates stray bytes, converts CMYK, and reports errors and limits
-        except IndexError as error:
-            raise ConfigError(f"{outside} {error} pixels") from None
         else:
-            x, y, scale = region.x, region.y, region.scale
-            return region.array, (left / scale - x, top / scale - y, right / scale - x, bottom / scale - y)
+            return array, (left / scale - x, top / scale - y, right / scale - x, bottom / scale - y)
     image = decode(data, path=path, mode=mode, max_pixels=max_pixels, size=size)
     height, width = image.shape[:2]
     if right > width or bottom > height:
