@@ -16,7 +16,6 @@ from jpeg_support import LIMIT, SUBSAMPLINGS, by_opencv, jpeg, noise, with_frame
 
 from penstock.images import native
 from penstock.images.region import outward
-from penstock.images.resize import resize
 from penstock.random import generator_from_key
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
@@ -102,7 +101,7 @@ def test_a_batch_is_its_images(
             native.draw_box(sources[i], tuple(boxes[i]), part, max_pixels=LIMIT, **one)
         else:
             pixels, box = outward(sources[i], tuple(boxes[i]))
-            resize(pixels, box, part, **one)
+            native.resize(pixels, box, part, **one)
         assert np.array_equal(out[i], expected)
 
 

@@ -13,7 +13,6 @@ from jpeg_support import LIMIT, SUBSAMPLINGS, boxes, by_opencv, drawn, jpeg, noi
 
 from penstock.images import native
 from penstock.images.region import decode_region
-from penstock.images.resize import resize
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
 
@@ -26,7 +25,7 @@ def apart(
     mode = "gray" if channels == 1 else "rgb"
     array, inner = decode_region(data, box, target=size, mode=mode, max_pixels=LIMIT, entries=entries)
     out = np.empty((*size, channels), np.uint8)
-    resize(array, inner, out, **how)
+    native.resize(array, inner, out, **how)
     return out
 
 
@@ -119,7 +118,7 @@ def test_rows_of_the_result_need_not_be_adjacent(kind: Any, planar: bool, channe
     pixels = drawn(data, channels=channels)
     for draw in (
         lambda out: native.draw_box(data, box, out, max_pixels=LIMIT, **how),
-        lambda out: resize(pixels, box, out, **how),
+        lambda out: native.resize(pixels, box, out, **how),
     ):
         draw(expected)
         draw(whole[inside])

@@ -18,7 +18,6 @@ from PIL import Image
 
 from penstock.errors import ConfigError
 from penstock.images import native
-from penstock.images.resize import resize
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
 
@@ -75,7 +74,7 @@ def made(case: Case, **more: Any) -> Array:
     memory = np.full(size + 2 * FENCE, 77, np.uint8)
     out = memory[FENCE : FENCE + size].reshape(*case.size, channels)
     how: dict[str, Any] = {"interpolation": case.interpolation, "flipped": case.flipped, **more}
-    resize(case.source, case.box, out, **how)
+    native.resize(case.source, case.box, out, **how)
     assert (memory[:FENCE] == 77).all()
     assert (memory[FENCE + size :] == 77).all()
     return out
@@ -123,7 +122,7 @@ def test_a_box_of_whole_pixels_into_a_result_of_its_size_is_a_copy(
     table = np.random.default_rng(0).normal(0, 1000, (channels, 256)).astype(kind)
     expected = np.stack([table[channel][expected[..., channel]] for channel in range(channels)])
     out = np.empty((channels, *size) if planar else (*size, channels), kind)
-    resize(source, box, out, flipped=case.flipped, table=table, planar=planar)
+    native.resize(source, box, out, flipped=case.flipped, table=table, planar=planar)
     assert np.array_equal(out, expected if planar else expected.transpose(1, 2, 0))
 
 
@@ -145,10 +144,10 @@ def test_a_table_is_looked_up_in_either_layout(case: Case, dtype: Any, planar: b
     expected = np.stack([table[c][plain[:, :, c]] for c in range(channels)], axis=0 if planar else 2)
     how: dict[str, Any] = {"interpolation": case.interpolation, "flipped": case.flipped, "planar": planar, "simd": simd}
     out = np.empty(expected.shape, dtype)
-    resize(case.source, case.box, out, table=table, **how)
+    native.resize(case.source, case.box, out, table=table, **how)
     assert np.array_equal(out, expected)
     bare = np.empty(expected.shape, np.uint8)
-    resize(case.source, case.box, bare, **how)
+    native.resize(case.source, case.box, bare, **how)
     assert np.array_equal(bare, plain.transpose(2, 0, 1) if planar else plain)
 
 
@@ -247,19 +246,19 @@ WHOLE = (0, 0, 20, 10)
 )
 def test_what_does_not_go_together_is_refused(source: Array, box: Any, out: Array, more: Any) -> None:
     with pytest.raises(ConfigError):
-        resize(source, box, out, **more)
+        native.resize(source, box, out, **more)
 
 
 def test_what_is_read_only_is_not_written_to() -> None:
     out = np.zeros((5, 5, 3), np.uint8)
     out.flags.writeable = False
     with pytest.raises(ConfigError):
-        resize(SOURCE, WHOLE, out)
+        native.resize(SOURCE, WHOLE, out)
 
 
 def test_a_source_that_is_read_only_will_do() -> None:
     source = pixels("noise", 10, 20, 3, 0)
     source.flags.writeable = False
     out = np.empty((10, 20, 3), np.uint8)
-    resize(source, WHOLE, out)
+    native.resize(source, WHOLE, out)
     assert np.array_equal(out, source)

@@ -22,7 +22,6 @@ from av.video.reformatter import VideoReformatter
 
 from penstock.errors import ImageError
 from penstock.images import native
-from penstock.images.resize import resize
 from penstock.images.transforms import Compose
 from penstock.images.transforms.canvas import Canvas
 from penstock.images.transforms.output import Conversion, as_bits, look_up_table
@@ -144,7 +143,7 @@ class FrameSource:
             return False
         pixels = self.pixels
         with stage("resize"):
-            resize(
+            native.resize(
                 pixels,
                 view.box,
                 out,

@@ -26,7 +26,7 @@ def draw(
 ) -> int:
     """Resize a box of a JPEG file, or of pixels (height, width, channels), into `out`: nanoseconds of resizing files.
 
-    The first arguments are as in `resize.resize`, and those of files as in `native.draw_box`. `scale` 0 shrinks the box
+    The first arguments are as in `native.resize`, and those of files as in `native.draw_box`. `scale` 0 shrinks the box
     as long as it stays as large as `out`; 1, 2, 4 and 8 shrink it by that and round it outward to whole pixels. Without
     `own`, libjpeg decodes every file. Arguments that do not match raise `ValueError`, and `IndexError` for files.
     """

@@ -1,4 +1,4 @@
-/* The extension module. What its functions mean is said in _jpeg.pyi, native.py and resize.py.
+/* The extension module. What its functions mean is said in _jpeg.pyi and native.py.
  *
  * Sizes, shapes, strides and boxes are checked here, before anything is written. The GIL is released while pixels are
  * made.

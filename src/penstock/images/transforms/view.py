@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.images import native
+from penstock.images.native import resize
 from penstock.images.region import Box, outward
-from penstock.images.resize import resize
 
 __all__ = ["Border", "Fill", "Filter", "Pixels", "View", "fill_values", "padded", "render"]
 
