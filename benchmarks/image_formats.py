@@ -30,10 +30,10 @@ from images_decode import Sample, random_box
 from penstock.errors import ImageError
 from penstock.images.backends import BACKENDS, installed
 from penstock.images.decode import decode
-from penstock.images.files import is_image
 from penstock.images.headers import kind as kind_of
 from penstock.images.headers import size_of_file
 from penstock.images.region import decode_region
+from penstock.images.sample_record import is_image
 
 _PEER = "opencv"
 _FORMATS: dict[str, tuple[str, dict[str, int | bool]]] = {

@@ -15,8 +15,7 @@ from typing import Any, Unpack
 
 from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import SourceDataset, opened
-from penstock.images.files import Form
-from penstock.images.sample_record import ColumnRecord
+from penstock.images.sample_record import ColumnRecord, ImageType
 from penstock.plan.share import MiniEpoch, SharePlan
 from penstock.plan.share_options import ShareOptions, check_share
 from penstock.shards.mds.folder import MDSFolder
@@ -49,7 +48,7 @@ class MDSDataset(SourceDataset):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: Form | None = None,
+        images: ImageType | None = None,
         allow_pickle: bool | None = None,
         validate_hash: str | None = None,
         cache_dir: Cache | str | os.PathLike[str] | None = None,

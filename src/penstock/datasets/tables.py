@@ -19,8 +19,7 @@ from torch.utils.data import default_collate
 from penstock.datasets.shard_prefetch import ShardPrefetcher
 from penstock.datasets.source_dataset import Empty, SourceDataset, opened, with_blocks
 from penstock.errors import ConfigError
-from penstock.images.files import Form
-from penstock.images.sample_record import ColumnRecord
+from penstock.images.sample_record import ColumnRecord, ImageType
 from penstock.manifest.classes import HasClasses
 from penstock.order.permutation import Indices
 from penstock.plan.share import EpochView, MiniEpoch, SharePlan
@@ -84,7 +83,7 @@ class TableDataset(HasClasses, SourceDataset):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: Form | None = None,
+        images: ImageType | None = None,
         images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage: Storage | None = None,

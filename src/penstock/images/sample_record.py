@@ -1,17 +1,23 @@
-"""Samples of shards, MDS folders and tables as the records of images: which column is the image, which the label."""
+"""Samples of shards, MDS folders and tables as the records of images: which column is the image, which the label.
+
+`penstock.wds` has its own list of the extensions of images, which is WebDataset's.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.errors import ConfigError, ImageError
-from penstock.images.files import is_image
 from penstock.storage.urls import shown
 
-__all__ = ["ColumnRecord", "SampleRecord", "label_column"]
+__all__ = ["ColumnRecord", "ImageType", "SampleRecord", "check_image_type", "is_image", "label_column"]
 
+ImageType: TypeAlias = Literal["rgb", "pil", "bytes"]
+"""The type of the images in samples of tables and MDS folders: arrays, Pillow images, or encoded."""
+
+_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LABELS = ("cls", "class", "label", "index")
 
@@ -59,6 +65,21 @@ class ColumnRecord(SampleRecord):
         self.path, self.sample, self.row = name, sample, row
         self._data = data
         self.label = None if label is None else sample[label]
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file name has the extension of an image.
+
+    >>> is_image("class/1.JPEG"), is_image("notes.txt")
+    (True, False)
+    """
+    return name.lower().endswith(_EXTENSIONS)
+
+
+def check_image_type(images: str) -> None:
+    """Raise `ConfigError` unless `images` is an `ImageType`."""
+    if images not in get_args(ImageType):
+        raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, get_args(ImageType)))}")
 
 
 def label_column(where: str, columns: Iterable[str], image: str) -> str | None:

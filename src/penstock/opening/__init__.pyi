@@ -16,7 +16,7 @@ from penstock.datasets.source_dataset import SourceDataset
 from penstock.datasets.tables import TableDataset
 from penstock.datasets.tokens import DocumentDataset
 from penstock.datasets.tokens import TokenDataset
-from penstock.images.files import Form
+from penstock.images.sample_record import ImageType
 from penstock.images.transforms import Compose
 from penstock.manifest import Record
 from penstock.manifest.options import Blank
@@ -45,7 +45,7 @@ __all__ = ["folder_manifest", "kind_of", "open", "shards_in"]
 def open(
     source: Urls, *, block_size: int | None = ..., cache_dir: Any = ..., columns: Any = ...,
     decode: bool | Mapping[str, Callable[[bytes], Any] | None] | Callable[[Sample], Sample] | None = ...,
-    exclude: Any = ..., group: int | None = ..., images: Form | None = ..., load: Any = ...,
+    exclude: Any = ..., group: int | None = ..., images: ImageType | None = ..., load: Any = ...,
     locality: Literal['none', 'node'] = ..., mesh: dist.device_mesh.DeviceMesh | None = ..., mini_epochs: int = ...,
     process_group: dist.ProcessGroup | None = ..., progress: bool | None = ..., rank: int | None = ...,
     remainder: Literal['pad', 'drop', 'uneven'] = ..., seed: int = ..., shuffle: Any = ..., split: str | None = ...,
@@ -87,7 +87,7 @@ def open(
 def open(
     source: Urls, *, allow_pickle: bool | None = ..., block_size: int | None = ...,
     cache_dir: Cache | str | os.PathLike[str] | None = ..., columns: Sequence[str] | None = ..., exclude: Any = ...,
-    group: int | None = ..., images: Form | None = ..., load: Callable[[dict[str, Any]], Any] | None = ...,
+    group: int | None = ..., images: ImageType | None = ..., load: Callable[[dict[str, Any]], Any] | None = ...,
     locality: Literal['none', 'node'] = ..., mesh: dist.device_mesh.DeviceMesh | None = ..., mini_epochs: int = ...,
     process_group: dist.ProcessGroup | None = ..., rank: int | None = ...,
     remainder: Literal['pad', 'drop', 'uneven'] = ..., seed: int = ...,
@@ -97,9 +97,10 @@ def open(
 @overload
 def open(
     source: Urls, *, block_size: int | None = ..., cache_bytes: int | None = ...,
-    columns: Sequence[str] | None = ..., exclude: Any = ..., group: int | None = ..., images: Form | None = ...,
-    images_from: str | os.PathLike[str] | None = ..., load: Callable[[dict[str, Any]], Any] | None = ...,
-    locality: Literal['none', 'node'] = ..., mesh: dist.device_mesh.DeviceMesh | None = ..., mini_epochs: int = ...,
+    columns: Sequence[str] | None = ..., exclude: Any = ..., group: int | None = ...,
+    images: ImageType | None = ..., images_from: str | os.PathLike[str] | None = ...,
+    load: Callable[[dict[str, Any]], Any] | None = ..., locality: Literal['none', 'node'] = ...,
+    mesh: dist.device_mesh.DeviceMesh | None = ..., mini_epochs: int = ...,
     process_group: dist.ProcessGroup | None = ..., rank: int | None = ...,
     remainder: Literal['pad', 'drop', 'uneven'] = ..., seed: int = ...,
     shuffle: Literal['global', 'block', 'none'] = ..., split: str | None = ..., storage: Storage | None = ...,

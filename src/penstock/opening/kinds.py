@@ -21,7 +21,7 @@ from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get
 import penstock
 from penstock.clips.discovery import LEROBOT_INFO, SOUND_ENDINGS, VIDEO_ENDINGS, is_lerobot_folder
 from penstock.errors import ConfigError, DataFileError, StorageNotFoundError
-from penstock.images.files import is_image
+from penstock.images.sample_record import is_image
 from penstock.manifest import Manifest
 from penstock.manifest.formats.base import EXTENSIONS, format_of
 from penstock.plan.share_options import NO_PRELOAD, ShareOptions, check_share

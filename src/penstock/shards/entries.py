@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock.errors import ManifestError, ManifestIOError, ShardIOError, StateError
 from penstock.images import native
 from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, compute_entries
-from penstock.images.files import is_image
+from penstock.images.sample_record import is_image
 from penstock.shards.index import ShardIndex, load_or_build
 from penstock.storage import write_atomically
 from penstock.storage.files import SHARD, File

@@ -22,8 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataFileError
-from penstock.images.files import FORMS, Form
-from penstock.images.sample_record import ColumnRecord, label_column
+from penstock.images.sample_record import ColumnRecord, ImageType, check_image_type, label_column
 from penstock.order.permutation import Indices, normalise
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
@@ -86,13 +85,12 @@ class TableFiles(FilesSource):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: Form = "rgb",
+        images: ImageType = "rgb",
         images_from: str | os.PathLike[str] | None = None,
         cache_bytes: int = CACHE_BYTES,
         storage: Storage | None = None,
     ) -> None:
-        if images not in FORMS:
-            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, FORMS))}")
+        check_image_type(images)
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} has to be a list of names")
         self.images, self._images_from, self._storage = images, image_base(images_from), storage

@@ -31,7 +31,7 @@ from filelock import Timeout
 
 from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError
 from penstock.images import native
-from penstock.images.files import is_image
+from penstock.images.sample_record import is_image
 from penstock.manifest import Manifest, Record
 from penstock.order import make_order
 from penstock.processes import map_in_processes

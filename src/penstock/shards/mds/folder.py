@@ -19,8 +19,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from penstock.errors import ConfigError, ShardChangedError, ShardIOError
-from penstock.images.files import FORMS, Form, is_image
-from penstock.images.sample_record import ColumnRecord, label_column
+from penstock.images.sample_record import ColumnRecord, ImageType, check_image_type, is_image, label_column
 from penstock.order.permutation import normalise
 from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, fingerprint, parse_index
@@ -74,14 +73,13 @@ class MDSFolder(FilesSource, BatchedDataset):
         *,
         split: str | None = None,
         columns: Sequence[str] | None = None,
-        images: Form = "pil",
+        images: ImageType = "pil",
         allow_pickle: bool = False,
         validate_hash: str | None = None,
         cache_dir: Cache | str | os.PathLike[str] | None = None,
         storage: Storage | None = None,
     ) -> None:
-        if images not in FORMS:
-            raise ConfigError(f"unknown images={images!r}: use one of {', '.join(map(repr, FORMS))}")
+        check_image_type(images)
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} must be a list of names")
         remote = is_remote(path)

@@ -202,8 +202,7 @@ def _image_column(dataset: Any) -> str | None:
 def _holds_images(dataset: Any) -> bool:
     import penstock as ps
     from penstock.errors import ImageError
-    from penstock.images.files import is_image
-    from penstock.images.sample_record import SampleRecord
+    from penstock.images.sample_record import SampleRecord, is_image
 
     if isinstance(dataset, ps.TableDataset):
         return isinstance(dataset.table, ps.TableFiles) and bool(dataset.table.image_columns)
