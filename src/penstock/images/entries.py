@@ -41,21 +41,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
-import numpy as np
 import xxhash
 
-from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, PenstockError, StateError
+from penstock.errors import ConfigError, ImageError, ManifestError, ManifestIOError, StateError
 from penstock.images import native
 from penstock.images.decode import read_bytes
 from penstock.manifest import Manifest
 from penstock.storage import File, io_error, is_remote, write_atomically
 from penstock.storage.derived import count_growth, derived_path, load_or_write
+from penstock.storage.files import MANIFEST
 from penstock.threads import map_blocks
 from penstock.warn_once import WarnOnce
 
 __all__ = [
-    *("MAX_ERRORS", "ROW", "STEP", "TABLE", "ImageEntries", "ImageIndex", "IndexReport", "IndexWriter", "Origin"),
-    *("UnreadImage", "compute_entries", "find_index", "index_path", "write_index"),
+    "MAX_ERRORS",
+    "ROW",
+    "STEP",
+    "TABLE",
+    "ImageEntries",
+    "ImageIndex",
+    "IndexReport",
+    "IndexWriter",
+    "Origin",
+    "UnreadImage",
+    "compute_entries",
+    "find_index",
+    "index_path",
+    "write_index",
 ]
 
 MAX_ERRORS = 1000
@@ -66,7 +78,6 @@ TABLE = 64
 """Offset of the table in bytes."""
 ROW = struct.Struct("<QQI")
 """A row of the table: offset, hash, bytes."""
-_ROWS = np.dtype([("offset", "<u8"), ("hash", "<u8"), ("bytes", "<u4")])
 _MAGIC, _VERSION, _GROWS = b"PSENTRY\0", 1, -1
 _HEAD = struct.Struct("<8sIIqq16sQ8x")
 _BLOCK = 64  # rows per task: entries stay in memory until earlier blocks are written
@@ -154,12 +165,8 @@ def _learned_place(manifest: Manifest) -> tuple[str, str | None]:
 
 
 def _path_of(name: str, cache_dir: str | None) -> Path:
-    try:
+    with MANIFEST.naming(name, "there is no cache folder for"):
         return derived_path("entries", name) if cache_dir is None else Path(cache_dir) / name
-    except PenstockError:
-        raise
-    except OSError as error:
-        raise io_error(name, error, "there is no cache folder for") from error
 
 
 def find_index(manifest: Manifest, *, learn: bool = False) -> ImageIndex:
@@ -231,29 +238,24 @@ def write_index(
         return found
 
     images, nbytes, unread, errors = len(manifest), 0, 0, list[UnreadImage]()
-    try:
-        with write_atomically(target) as file:
-            writer = IndexWriter(file, _whole_rows(manifest))
-            for found in map_blocks(scan, images, block=_BLOCK, workers=workers, progress=progress):
-                for image in found:
-                    if isinstance(image, UnreadImage):
-                        unread += 1
-                        errors += [image] if len(errors) < MAX_ERRORS else []
-                    else:
-                        row, size, entries = image
-                        nbytes += size
-                        writer.add(row, entries)
-            if not writer.indexed:
-                reason = "only baseline JPEGs of the usual samplings, without restart markers, have entries"
-                if errors:
-                    reason = f"{unread:,} cannot be read, the first: {errors[0].message}"
-                raise ImageError(f"none of {images:,} images has entries, so nothing is written: {reason}")
-            writer.finish(step, manifest.whole_fingerprint)
-    except ManifestIOError:  # reading the manifest failed
-        raise
-    except OSError as error:
-        doing = "cannot write an index of entries (choose another path with path=, or --out on the command line) to"
-        raise io_error(target, error, doing) from error
+    doing = "cannot write an index of entries (choose another path with path=, or --out on the command line) to"
+    with MANIFEST.naming(target, doing), write_atomically(target) as file:
+        writer = IndexWriter(file, _whole_rows(manifest))
+        for found in map_blocks(scan, images, block=_BLOCK, workers=workers, progress=progress):
+            for image in found:
+                if isinstance(image, UnreadImage):
+                    unread += 1
+                    errors += [image] if len(errors) < MAX_ERRORS else []
+                else:
+                    row, size, entries = image
+                    nbytes += size
+                    writer.add(row, entries)
+        if not writer.indexed:
+            reason = "only baseline JPEGs of the usual samplings, without restart markers, have entries"
+            if errors:
+                reason = f"{unread:,} cannot be read, the first: {errors[0].message}"
+            raise ImageError(f"none of {images:,} images has entries, so nothing is written: {reason}")
+        writer.finish(step, manifest.whole_fingerprint)
     return IndexReport(target, images, writer.indexed, nbytes, unread, errors)
 
 
@@ -261,8 +263,8 @@ class IndexWriter:
     """Writes a complete index to a file: first the entries, then table and header at the start."""
 
     def __init__(self, file: BinaryIO, rows: int) -> None:
-        self._file, self._table = file, np.zeros(rows, _ROWS)
-        self._end = TABLE + self._table.nbytes
+        self._file, self._rows, self._table = file, rows, bytearray(rows * ROW.size)
+        self._end = TABLE + len(self._table)
         self.indexed = 0
         """Number of rows with entries."""
         file.seek(self._end)
@@ -270,15 +272,15 @@ class IndexWriter:
     def add(self, row: int, found: ImageEntries) -> None:
         """Write the entries of a row's image, if it has any."""
         if found.entries:
-            self._table[row] = self._end, found.hash, len(found.entries)
+            ROW.pack_into(self._table, row * ROW.size, self._end, found.hash, len(found.entries))
             self._end += self._file.write(found.entries)
             self.indexed += 1
 
     def finish(self, step: int, fingerprint: str) -> None:
         """Write header and table."""
         self._file.seek(0)
-        self._file.write(_header(fingerprint, len(self._table), step, self._end))
-        self._file.write(self._table.tobytes())
+        self._file.write(_header(fingerprint, self._rows, step, self._end))
+        self._file.write(self._table)
 
 
 def _header(fingerprint: str, rows: int, step: int, size: int) -> bytes:
@@ -362,12 +364,8 @@ class ImageIndex:
             file.write(_header(fingerprint, rows, STEP, _GROWS))
             file.truncate(TABLE + rows * ROW.size)  # a hole, which takes no disk space
 
-        try:
+        with MANIFEST.naming(path, "cannot write an index of entries to"):
             index = load_or_write([path], load, write)
-        except PenstockError:
-            raise
-        except OSError as error:
-            raise io_error(path, error, "cannot write an index of entries to") from error
         index._place, index._complete, index.learns = (name, cache_dir), complete, True
         try:
             index._write(b"", TABLE)

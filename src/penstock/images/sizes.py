@@ -31,6 +31,7 @@ from penstock.images.decode import image_size
 from penstock.manifest import Manifest
 from penstock.manifest.indices import as_numpy
 from penstock.storage import io_error, write_atomically
+from penstock.storage.files import MANIFEST
 from penstock.threads import map_blocks
 
 __all__ = ["MAX_ERRORS", "SizeError", "Sizes", "measure", "sizes_path", "write_sizes"]
@@ -105,12 +106,9 @@ def write_sizes(
     metadata = {"penstock.sizes": _VERSION, "penstock.fingerprint": manifest.fingerprint}
     schema = pa.schema([("width", pa.int32()), ("height", pa.int32())], metadata=metadata)
     batch = pa.record_batch([pa.array(np.asarray(column, np.int32)) for column in (widths, heights)], schema=schema)
-    try:
-        with write_atomically(target) as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_batch(batch)
-    except OSError as error:
-        doing = "cannot write image sizes (choose another path with path=, or --output on the command line) to"
-        raise io_error(target, error, doing) from error
+    doing = "cannot write image sizes (choose another path with path=, or --output on the command line) to"
+    with MANIFEST.naming(target, doing), write_atomically(target) as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(batch)
     return target
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from penstock.errors import ManifestError, ManifestIOError, ShardIOError, StateError
+from penstock.errors import ManifestError, ManifestIOError, StateError
 from penstock.images import native
 from penstock.images.entries import STEP, ImageIndex, IndexWriter, Origin, compute_entries
 from penstock.images.sample_record import is_image
@@ -55,19 +55,14 @@ def write_entries(shard: str) -> int:
     native.require("an index of entries needs")
     index, file = load_or_build(shard), File(shard, SHARD)
     target = entries_path(shard)
-    try:
-        with write_atomically(target) as out:
-            writer = IndexWriter(out, len(index))
-            for number in range(len(index)):
-                data = first_image(index, file, number)
-                if data is not None:
-                    writer.add(number, compute_entries(data))
-            file.check()
-            writer.finish(STEP, index.header.fingerprint)
-    except OSError as error:
-        if isinstance(error, ShardIOError):
-            raise
-        raise SHARD.error(target, error, "cannot write an index of entries to") from error
+    with SHARD.naming(target, "cannot write an index of entries to"), write_atomically(target) as out:
+        writer = IndexWriter(out, len(index))
+        for number in range(len(index)):
+            data = first_image(index, file, number)
+            if data is not None:
+                writer.add(number, compute_entries(data))
+        file.check()
+        writer.finish(STEP, index.header.fingerprint)
     return writer.indexed
 
 

@@ -57,10 +57,8 @@ def list_arrays(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         ManifestError: a file name contains a line break.
         DataFileIOError: the folder cannot be read.
     """
-    try:
+    with DATA.naming(folder):
         names = sorted(name for name in os.listdir(folder) if name.endswith(".npy") and not name.startswith("."))
-    except OSError as error:
-        raise DATA.error(folder, error) from error
     if not names:
         return None
     return {"source": _write([_line(name) for name in names], folder), "root": os.path.abspath(folder), "label": None}

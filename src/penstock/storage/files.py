@@ -8,6 +8,7 @@ unchanged: that is the way to update a file in use.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import mmap
@@ -86,6 +87,16 @@ class Family(NamedTuple):
         result: Any = kind(f"{io_error(path, error, doing)}{more}")
         result.errno = error.errno
         return result
+
+    @contextlib.contextmanager
+    def naming(self, path: str | os.PathLike[str], doing: str = "cannot read") -> Iterator[None]:
+        """Raise errors of the system in a block as `error`. Penstock's own, which name their file, pass."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise self.error(path, error, doing) from error
 
 
 MANIFEST = Family(ManifestChangedError, ManifestIOError, "manifest")

@@ -271,28 +271,24 @@ def _is_loopback(address: str) -> bool:
 
 def _remove(ready_file: Path | None) -> None:
     """Remove the ready file, even if an earlier server left it behind."""
-    from penstock.storage import io_error
+    from penstock.storage.files import MANIFEST
 
     if ready_file is not None:
-        try:
+        with MANIFEST.naming(ready_file, "cannot remove"):
             ready_file.unlink(missing_ok=True)
-        except OSError as error:
-            raise io_error(ready_file, error, "cannot remove") from error
 
 
 @contextlib.contextmanager
 def _ready(path: Path | None, address: str) -> Iterator[None]:
     """Write the address to the ready file atomically; remove it when the block ends."""
-    from penstock.storage import io_error, write_atomically
+    from penstock.storage import write_atomically
+    from penstock.storage.files import MANIFEST
 
     if path is None:
         yield
         return
-    try:
-        with write_atomically(path) as file:
-            file.write(f"{address}\n".encode())
-    except OSError as error:
-        raise io_error(path, error, "cannot write") from error
+    with MANIFEST.naming(path, "cannot write"), write_atomically(path) as file:
+        file.write(f"{address}\n".encode())
     try:
         yield
     finally:
