@@ -50,10 +50,8 @@ def open_stream(source: str | os.PathLike[str] | BinaryIO) -> BinaryIO:
     """
     buffered: Any = source
     if isinstance(source, str | os.PathLike):
-        try:
+        with SHARD.naming(source):
             buffered = io.BufferedReader(CheckedFile(source), _BUFFER)
-        except OSError as error:
-            raise SHARD.error(source, error) from error
     elif not hasattr(source, "peek"):
         buffered = io.BufferedReader(_Raw(source.read, source), _BUFFER)
     kind = compression_of(buffered.peek(_LONGEST)[:_LONGEST])

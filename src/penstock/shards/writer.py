@@ -75,10 +75,8 @@ class TarWriter:
         if self._path is not None:
             head, name = os.path.split(self._path)
             self._temporary = os.path.join(head, f".{name}.{secrets.token_hex(4)}.tmp")
-            try:
+            with SHARD.naming(self._path, "cannot write"):
                 self._file: BinaryIO = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115
-            except OSError as error:
-                raise SHARD.error(self._path, error, "cannot write") from error
         else:
             self._file = cast(BinaryIO, fileobj)
         self._sink = _Sink(self._file)
