@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias, get_args
 from penstock.errors import ConfigError, ImageError
 from penstock.storage.urls import shown
 
-__all__ = ["ColumnRecord", "ImageType", "SampleRecord", "check_image_type", "is_image", "label_column"]
+__all__ = ["EXTENSIONS", "ColumnRecord", "ImageType", "SampleRecord", "check_image_type", "is_image", "label_column"]
 
 ImageType: TypeAlias = Literal["rgb", "pil", "bytes"]
 """The type of the images in samples of tables and MDS folders: arrays, Pillow images, or encoded."""
 
-_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LABELS = ("cls", "class", "label", "index")
 
@@ -73,7 +73,7 @@ def is_image(name: str) -> bool:
     >>> is_image("class/1.JPEG"), is_image("notes.txt")
     (True, False)
     """
-    return name.lower().endswith(_EXTENSIONS)
+    return name.lower().endswith(EXTENSIONS)
 
 
 def check_image_type(images: str) -> None:

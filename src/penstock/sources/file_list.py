@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from penstock.errors import ManifestError
-from penstock.images.sample_record import is_image
+from penstock.images.sample_record import EXTENSIONS
 from penstock.storage.derived import derived_path, write_derived
 from penstock.storage.files import DATA
 
@@ -67,7 +67,7 @@ def list_arrays(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 def _images(folder: str) -> Iterator[str]:
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found = sorted(name for name in names if is_image(name) and not name.startswith("."))
+        found = sorted(name for name in names if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
         yield from (os.path.join(base, name) for name in found)
 
 
