@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -40,11 +40,14 @@ from filelock import FileLock, Timeout
 from penstock import errors
 from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
-from penstock.storage.download import ENTRY, Download, Entry, download, hash_file, new_entry, read_entry, write_entry
+from penstock.storage.download import ENTRY, Entry, download, hash_file, new_entry, read_entry, write_entry
 from penstock.storage.files import STORED, File
 from penstock.storage.local import cache_root, sync_folder, write_atomically
 from penstock.storage.planned_use import PlannedUses, object_name
 from penstock.storage.urls import basename, shown
+
+if TYPE_CHECKING:
+    from penstock.storage.remote import RemoteSource
 
 __all__ = ["Cache"]
 
@@ -116,7 +119,7 @@ class Cache:
     # ------------------------------------------------------------------ getting
 
     def open(
-        self, source: Download, *, keep: bool = False, only_later: bool = False, progress: bool | None = None
+        self, source: RemoteSource, *, keep: bool = False, only_later: bool = False, progress: bool | None = None
     ) -> File:
         """Return an open, complete copy of this version of an object; download it if needed.
 
@@ -148,7 +151,7 @@ class Cache:
             "it at the same time; raise its limit (max_bytes=)"
         )
 
-    def find(self, source: Download, *, keep: bool = False) -> File | None:
+    def find(self, source: RemoteSource, *, keep: bool = False) -> File | None:
         """Return an open copy of this version of an object, or None if the cache has none; never download."""
         with self._disk_errors(source.url):
             return self._open_copy(self.key(source), keep)
@@ -160,17 +163,17 @@ class Cache:
             entry = read_entry(self.folder / "objects" / key)
         return None if file is None or entry is None else (file, str(entry["xxh3"]))
 
-    def has(self, source: Download) -> bool:
+    def has(self, source: RemoteSource) -> bool:
         """Return whether the cache has a copy of this version of an object. Costs one small read."""
         return read_entry(self.folder / "objects" / self.key(source)) is not None
 
     @staticmethod
-    def key(source: Download) -> str:
+    def key(source: RemoteSource) -> str:
         """Return the name of a copy, unique for each version of an object at a URL."""
         version = f"{source.url}\0{source.fingerprint}".encode("utf-8", "surrogateescape")
         return f"{object_name(source.url):016x}{xxhash.xxh3_64_hexdigest(version)}"
 
-    def place(self, source: Download) -> tuple[Path, int]:
+    def place(self, source: RemoteSource) -> tuple[Path, int]:
         """Return the path that a copy of this version has or would have, and its modification time in nanoseconds."""
         key = self.key(source)
         return self.folder / "objects" / key / basename(source.url), _modified(key) * 1_000_000_000
@@ -222,7 +225,7 @@ class Cache:
             return None
         return file
 
-    def _obtain(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> File | None:
+    def _obtain(self, key: str, source: RemoteSource, progress: bool | None, *, only_later: bool) -> File | None:
         """Download a copy and return it open, or wait for another process's download and return None."""
         self._make_folders()  # they may have been removed
         lock = FileLock(self.folder / "locks" / f"{key}.lock")
@@ -242,7 +245,7 @@ class Cache:
         finally:
             lock.release()
 
-    def _wait_for_turn(self, lock: FileLock, key: str, source: Download) -> bool:
+    def _wait_for_turn(self, lock: FileLock, key: str, source: RemoteSource) -> bool:
         """Acquire the lock and return whether it had to wait; raise if the holder makes no progress for too long."""
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
@@ -268,7 +271,7 @@ class Cache:
             return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
         return []
 
-    def _download(self, key: str, source: Download, progress: bool | None, *, only_later: bool) -> File:
+    def _download(self, key: str, source: RemoteSource, progress: bool | None, *, only_later: bool) -> File:
         partial, final, name = self.folder / "partial" / key, self.folder / "objects" / key, basename(source.url)
         with progress_bar(f"downloading {name}", source.size, progress) as advance:
             while True:

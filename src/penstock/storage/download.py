@@ -16,35 +16,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from penstock.storage.local import write_atomically
-from penstock.storage.transfer import Stat, Write
 
-__all__ = ["ENTRY", "PIECE", "Download", "Entry", "download", "hash_file", "new_entry", "read_entry", "write_entry"]
+if TYPE_CHECKING:
+    from penstock.storage.remote import RemoteSource
+
+__all__ = ["ENTRY", "PIECE", "Entry", "download", "hash_file", "new_entry", "read_entry", "write_entry"]
 
 ENTRY = ".entry.json"
 PIECE = 4 << 20  # bytes after which a download is noted
 _VERSION = 2
-
-
-class Download(Protocol):
-    """The interface of an object to download: see `penstock.storage.remote.RemoteSource`."""
-
-    url: str
-    size: int
-    fingerprint: str
-    stat: Stat
-    storage: Any
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether this process has cancelled the download."""
-
-    def fetch_into(self, write: Write, begin: int, end: int) -> None:
-        """Fetch the bytes ``[begin, end)``, and pass them in order, piece by piece, to ``write(position, piece)``."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,7 @@ class Entry:
         return cls(folder, str(entry.get("url", "")), size, size if complete else stored, used, leased, complete)
 
 
-def new_entry(source: Download, url: str, name: str) -> dict[str, Any]:
+def new_entry(source: RemoteSource, url: str, name: str) -> dict[str, Any]:
     """Return the entry of a download that has not begun."""
     entry = {"version": _VERSION, "url": url, "name": name, "size": source.size, "fingerprint": source.fingerprint}
     return entry | {"done": 0, "xxh3": ""}
@@ -138,7 +123,7 @@ def hash_file(descriptor: int, size: int) -> xxhash.xxh3_64:
     return found
 
 
-def download(source: Download, folder: Path, entry: dict[str, Any], progress: Callable[[int], object]) -> None:
+def download(source: RemoteSource, folder: Path, entry: dict[str, Any], progress: Callable[[int], object]) -> None:
     """Download ``source`` into its folder, and complete the entry. A broken download begins at its last whole part.
 
     StorageError: as `transfer`; what is complete stays, for the next attempt. OSError: the disk fails or is full. The

@@ -255,8 +255,10 @@ class RemoteSource:
 
     def __init__(self, url: str, storage: Storage | None = None, stat: Stat | None = None) -> None:
         self.url, self.storage = url, storage if storage is not None else Storage()
-        store = self.storage.store_of(url)
-        self.stat = persist(url, "open", lambda: store.stat(url), self.storage) if stat is None else stat
+        if stat is None:
+            store = self.storage.store_of(url)
+            stat = persist(url, "open", lambda: store.stat(url), self.storage)
+        self.stat = stat
         self.size, self.etag, self.fingerprint = self.stat.size, self.stat.etag, self.stat.fingerprint
         self._local: File | None = None
         self._cancel: Cancel | None = None

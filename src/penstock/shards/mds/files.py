@@ -34,7 +34,7 @@ from penstock.shards.shard_file import StoredShard
 from penstock.storage import Cache, File, RemoteSource, Storage
 from penstock.storage.files import SHARD
 from penstock.storage.stream import in_threads
-from penstock.storage.transfer import Stat
+from penstock.storage.transfer import Stat, Write
 
 __all__ = ["HASHES", "Files", "decompress"]
 
@@ -167,20 +167,17 @@ class Files:
             )
 
 
-class _Unpacked:
-    """The content of a compressed shard as a download of the cache, produced locally."""
-
-    is_cancelled = False
+class _Unpacked(RemoteSource):
+    """The content of a compressed shard as an object for the cache, produced locally."""
 
     def __init__(self, name: str, size: int, packed: File | RemoteSource, make: Callable[[], bytes]) -> None:
         where = packed.url if isinstance(packed, RemoteSource) else f"file://{os.path.realpath(packed.url)}"
-        self.url = where[: len(where) - len(os.path.basename(where))] + os.path.basename(name)
-        self.size, self.stat = size, Stat(size, ranged=False)
+        url = where[: len(where) - len(os.path.basename(where))] + os.path.basename(name)
+        super().__init__(url, Storage(deadline=_LONGEST), Stat(size, ranged=False))
         self.fingerprint = f"unpacked {where} {packed.fingerprint} {size}"
-        self.storage = Storage(deadline=_LONGEST)
         self._make = make
 
-    def fetch_into(self, write: Callable[[int, bytes | memoryview], object], begin: int, end: int) -> None:
+    def fetch_into(self, write: Write, begin: int, end: int) -> None:
         """Write the whole content."""
         write(begin, self._make())
 
