@@ -343,15 +343,11 @@ class CheckedFile(io.FileIO):
         self._check()
         return count
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Read at most ``size`` bytes; all remaining bytes by default."""
-        data = super().read(-1 if size is None else size)
-        self._check()
-        return data
-
     def readall(self) -> bytes:
         """Read all remaining bytes."""
-        return self.read()
+        data = super().readall()
+        self._check()
+        return data
 
     def _check(self) -> None:
         status = os.fstat(self.fileno())

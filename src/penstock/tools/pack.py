@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import Timeout
 
-from penstock.errors import ConfigError, ImageError, ShardError, ShardIOError
+from penstock.errors import ConfigError, ImageError, ShardError
 from penstock.images import native
 from penstock.images.sample_record import is_image
 from penstock.manifest import Manifest, Record
@@ -41,7 +41,8 @@ from penstock.shards.index import index_path, load_or_build, read_header
 from penstock.shards.tar import rounded
 from penstock.shards.writer import TarWriter
 from penstock.sources.file_list import list_images
-from penstock.storage import file_lock, io_error, write_atomically
+from penstock.storage import file_lock, write_atomically
+from penstock.storage.files import SHARD
 
 __all__ = ["CHECKSUMS", "PackReport", "pack", "write_checksums"]
 
@@ -148,7 +149,7 @@ def pack(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ShardIOError(str(io_error(out, error, "cannot make"))) from error
+        raise SHARD.error(out, error, "cannot make") from error
     with _alone(out):
         manifest = _manifest(source, out, root)
         images = resize_max_side, quality, restart_markers, index_images
@@ -188,7 +189,7 @@ def _alone(out: Path) -> contextlib.AbstractContextManager[object]:
     except Timeout:
         raise ConfigError(f"another process packs into {out}: wait for its end, or pack into another folder") from None
     except OSError as error:
-        raise ShardIOError(str(io_error(out, error, "cannot lock"))) from error
+        raise SHARD.error(out, error, "cannot lock") from error
 
 
 def _remove_unfinished(out: Path, prefix: str) -> None:
@@ -247,7 +248,7 @@ def _read_plan(where: Path) -> tuple[dict[str, Any], list[int]]:
         found = {"restart_markers": False, **json.loads(where.read_bytes())}  # older files lack this option
         cuts = [int(cut) for cut in found.pop("cuts")]
     except OSError as error:
-        raise ShardIOError(str(io_error(where, error))) from error
+        raise SHARD.error(where, error) from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ShardError(
             f"{where} is damaged: remove it and pack with the same options, which keeps the finished shards"
@@ -263,7 +264,7 @@ def _cuts(job: _Job, max_bytes: int, max_count: int | None) -> Iterator[int]:
             try:
                 length = os.stat(record.path).st_size
             except OSError as error:
-                raise ShardIOError(str(io_error(record.path, error))) from error
+                raise SHARD.error(record.path, error) from error
             need = BLOCK + rounded(length) + sum(BLOCK + rounded(len(data)) for data in _fields(record).values())
             if number > begin and (size + need > max_bytes or number - begin == max_count):
                 yield number
@@ -324,7 +325,7 @@ def _file(record: Record, job: _Job) -> tuple[str, bytes]:
     try:
         data = Path(record.path).read_bytes()
     except OSError as error:
-        raise ShardIOError(str(io_error(record.path, error))) from error
+        raise SHARD.error(record.path, error) from error
     extension = os.path.splitext(record.path)[1].lower().lstrip(".") or "bin"
     extension = {"jpeg": "jpg"}.get(extension, extension)
     if job.resize is None:

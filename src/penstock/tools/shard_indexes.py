@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
-from penstock.errors import ShardError, ShardIOError
+from penstock.errors import ShardError
 from penstock.progress import progress_bar
 from penstock.shards.index import SUFFIX
 from penstock.shards.tar_shard import TarShard
-from penstock.storage import io_error, write_atomically
+from penstock.storage import write_atomically
+from penstock.storage.files import SHARD
+from penstock.storage.stream import in_order
 from penstock.storage.transfer import Cancel
 from penstock.storage.urls import path_of
 
@@ -29,27 +31,22 @@ def write_beside(shards: Sequence[TarShard], *, force: bool = False, progress: b
         StorageError: the store fails; written indexes stay, and the next call continues.
         ShardError: a shard is damaged or compressed.
     """
-    cancel, written = Cancel(), 0
 
-    def write(shard: TarShard) -> bool:
+    def write(shard: TarShard, cancel: Cancel) -> bool:
         if not force and shard.look_beside():
             return False
         shard.obtain(cancel=cancel)
         shard.put_index(shard.index())
         return True
 
+    written = 0
     with (
-        ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
+        closing(in_order(write, shards, parallel=_SHARDS)) as results,
         progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
     ):
-        try:
-            for is_written in pool.map(write, shards):
-                written += is_written
-                advance(1)
-        except BaseException:
-            cancel.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for is_written in results:
+            written += is_written
+            advance(1)
     return written
 
 
@@ -73,4 +70,4 @@ def write_indexes(shards: Iterable[TarShard], folder: Path) -> None:
             with write_atomically(folder / name) as file:
                 file.write(shard.index().path.read_bytes())
         except OSError as error:
-            raise ShardIOError(str(io_error(folder / name, error, "cannot write the index"))) from error
+            raise SHARD.error(folder / name, error, "cannot write the index") from error
