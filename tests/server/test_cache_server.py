@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -28,8 +29,8 @@ import penstock as ps
 from penstock.errors import ConfigError, PenstockError
 from penstock.server import CacheClient, Server
 from penstock.server.connections import FAILURES
-from penstock.server.copies import hash_of
-from penstock.server.protocol import Block, encode_block
+from penstock.server.copies import CACHE
+from penstock.server.protocol import encode_key, encode_rows
 from penstock.shards.writer import ShardWriter
 from penstock.storage import Cache, RemoteSource, Storage
 from penstock.storage.download import PIECE, hash_file
@@ -385,27 +386,32 @@ def test_without_a_cache_there_are_no_copies(first: Path, write_manifest: Callab
         client.close()
 
 
+def blocks_of(client: flight.FlightClient, key: str, numbers: list[int]) -> list[dict[str, Any]]:
+    """The blocks of a copy, as any Flight client requests them."""
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(encode_key(CACHE, key)))
+    writer.write_metadata(encode_rows(np.array(numbers)))
+    writer.done_writing()
+    found: list[dict[str, Any]] = reader.read_all().to_pylist()
+    return found
+
+
 def test_requests_that_make_no_sense(store: Store, first: Path) -> None:
     key = Cache.key(RemoteSource(url_of(store)))
     with Server({}, cache=Cache(first)) as server, flight.connect(server.address) as client:
-        ticket = encode_block(Block(key, 5))
-        reader = client.do_get(flight.Ticket(ticket))
-        assert hash_of(reader.schema) == xxhash.xxh3_64_hexdigest(DATA[5 * PIECE :])
-        assert reader.read_all()["data"].to_pylist() == [DATA[5 * PIECE :]]
-        nowhere = client.do_get(flight.Ticket(encode_block(Block("0" * 32, 0))))
-        assert hash_of(nowhere.schema) is None
-        assert nowhere.read_all().num_rows == 0
-        beyond = encode_block(Block(key, 6))
-        elsewhere = ticket.replace(key.encode(), b"../../etc/passwd")
-        for bad, reason in ((beyond, "was requested of a copy of"), (elsewhere, "32 hexadecimal digits")):
+        last = {"data": DATA[5 * PIECE :], "xxh3": xxhash.xxh3_64_hexdigest(DATA[5 * PIECE :])}
+        assert blocks_of(client, key, [5]) == [last]
+        assert [block["data"] for block in blocks_of(client, key, [5, 1])] == [last["data"], DATA[PIECE : 2 * PIECE]]
+        assert len(blocks_of(client, key, [0, 1, 2, 3] * 5)) == 20
+        assert blocks_of(client, "0" * 32, [7]) == []
+        for name, reason in ((key, "row 6 was requested of 6"), ("../../etc/passwd", "32 hexadecimal digits")):
             with pytest.raises(FAILURES, match=reason):
-                client.do_get(flight.Ticket(bad)).read_all()
+                blocks_of(client, name, [6])
 
 
 def test_a_copy_is_checked_once_for_requests_at_the_same_time(
     store: Store, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ticket = flight.Ticket(encode_block(Block(Cache.key(RemoteSource(url_of(store))), 5)))
+    key = Cache.key(RemoteSource(url_of(store)))
     checked: list[int] = []
 
     def slow(descriptor: int, size: int) -> Any:
@@ -417,7 +423,7 @@ def test_a_copy_is_checked_once_for_requests_at_the_same_time(
 
     def ask(address: str) -> list[bytes]:
         with flight.connect(address) as client:
-            return client.do_get(ticket).read_all()["data"].to_pylist()  # type: ignore[no-any-return]
+            return [block["data"] for block in blocks_of(client, key, [5])]
 
     with Server({}, cache=Cache(first)) as server, ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, [server.address] * 6)) == [[DATA[5 * PIECE :]]] * 6
@@ -455,20 +461,23 @@ def test_a_copy_that_takes_long_to_check_comes_from_the_store_meanwhile(
     [
         ([b"other"], xxhash.xxh3_64_hexdigest(b"bytes")),
         ([b"bytes"], ""),
+        ([b"bytes"], None),
         ([b"by", b"tes"], xxhash.xxh3_64_hexdigest(b"bytes")),
         ([bytes(PIECE + 1)], xxhash.xxh3_64_hexdigest(bytes(PIECE + 1))),
-        ([], xxhash.xxh3_64_hexdigest(b"bytes")),
         ([None], xxhash.xxh3_64_hexdigest(b"bytes")),
+        ([7], xxhash.xxh3_64_hexdigest(b"bytes")),
     ],
-    ids=["another hash", "no hash", "two values", "too long", "no value", "null"],
+    ids=["another hash", "empty hash", "no hash", "two values", "too long", "null", "a number"],
 )
-def test_answers_that_are_wrong(values: list[bytes | None], digest: str, caplog: pytest.LogCaptureFixture) -> None:
-    schema = pa.schema([("data", pa.large_binary())], {b"penstock-xxh3": digest.encode()})
-    table = pa.table([pa.array(values, pa.large_binary())], schema=schema)
+def test_answers_that_are_wrong(values: list[Any], digest: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    data = pa.array(values) if values == [7] else pa.array(values, pa.large_binary())
+    batch = pa.record_batch([data, pa.array([digest] * len(values), pa.string())], names=["data", "xxh3"])
 
     class Wrong(flight.FlightServerBase):  # type: ignore[misc]
-        def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-            return flight.RecordBatchStream(table)
+        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            writer.begin(batch.schema)
+            reader.read_chunk()
+            writer.write_batch(batch)
 
     target = bytearray(5)
     with Wrong("grpc://127.0.0.1:0") as server, closing(CacheClient(f"127.0.0.1:{server.port}", timeout=60)) as client:

@@ -34,7 +34,7 @@ from penstock.errors import (
 )
 from penstock.manifest import Manifest
 from penstock.server import Client, Limits, Server
-from penstock.server.protocol import Block, decode_error, encode_block
+from penstock.server.protocol import decode_error, encode_key
 
 ROWS = 5000
 
@@ -90,15 +90,16 @@ class TestAnyFlightClient:
             (b"/etc/passwd", "not valid JSON"),
         ],
     )
-    def test_malformed_tickets(self, plain: flight.FlightClient, ticket: bytes, message: str) -> None:
+    def test_malformed_commands(self, plain: flight.FlightClient, ticket: bytes, message: str) -> None:
+        _, reader = plain.do_exchange(flight.FlightDescriptor.for_command(ticket))
         with pytest.raises(flight.FlightServerError, match=message) as caught:
-            plain.do_get(flight.Ticket(ticket)).read_all()
+            reader.read_chunk()
         assert isinstance(decode_error(caught.value.extra_info), TicketError)
 
-    def test_blocks_without_a_cache(self, plain: flight.FlightClient) -> None:
-        ticket = encode_block(Block("0" * 32, 0))
-        with pytest.raises(flight.FlightServerError, match="no cache; request rows by number"):
-            plain.do_get(flight.Ticket(ticket)).read_all()
+    def test_copies_without_a_cache(self, plain: flight.FlightClient) -> None:
+        _, reader = plain.do_exchange(flight.FlightDescriptor.for_command(encode_key("(cache)", "0" * 32)))
+        with pytest.raises(flight.FlightServerError, match=r"there is no dataset '\(cache\)'"):
+            reader.read_chunk()
 
     def test_other_nonsense(self, plain: flight.FlightClient) -> None:
         path, command = flight.FlightDescriptor.for_path, flight.FlightDescriptor.for_command

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError, ServerChangedError, TicketError, UnknownDataSetError
 from penstock.manifest import Manifest
+from penstock.order.permutation import Indices
 from penstock.server.layout import KEY, describe
 from penstock.server.protocol import decode_key, encode_key
 
@@ -51,10 +52,14 @@ class Version:
         self.rows = len(manifest)
         self._layout = describe(manifest)
 
+    def gather(self, numbers: Indices, most: int | None = None) -> pa.RecordBatch:
+        """Return rows in their stored form, see `Manifest.gather`."""
+        return self.manifest.gather(numbers, most)
+
     @cached_property
     def stored(self) -> pa.Schema:
         """The schema of the rows on the wire."""
-        return self.manifest.gather(np.empty(0, np.int64)).schema
+        return self.gather(np.empty(0, np.int64)).schema
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -55,7 +55,7 @@ class Call:
         token: the bearer token.
         timeout: seconds until the deadline of the call.
 
-    Use one of `get`, `exchange` and `client`, once; `get` may be called again after the end of its stream, with a new
+    Use one of `exchange`, `ask` and `client`, once; `ask` may be called again after the end of its stream, with a new
     deadline. All methods may raise `FAILURES` and `Released`.
     """
 
@@ -74,12 +74,6 @@ class Call:
         with process.opening(self):
             self.client = flight.FlightClient(str(address), generic_options=_OPTIONS, **tls)
 
-    def get(self, ticket: bytes) -> pa.Schema:
-        """Request a stream and return its schema."""
-        with self._lock:
-            self._reader = self._open_client().do_get(flight.Ticket(ticket), self.options)
-            return self._reader.schema
-
     def exchange(self, command: bytes) -> None:
         """Open a stream of requests."""
         with self._lock:
@@ -97,6 +91,15 @@ class Call:
             if self._writer is None:
                 raise Released
             self._writer.write_metadata(request)
+
+    def ask(self, command: bytes, request: pa.Buffer) -> None:
+        """Open an exchange of a single request."""
+        self.exchange(command)
+        self.send(request)
+        with self._lock:
+            if self._writer is None:
+                raise Released
+            self._writer.done_writing()
 
     def read(self) -> pa.RecordBatch | None:
         """Return the next batch, or None after the last."""

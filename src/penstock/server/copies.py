@@ -17,48 +17,38 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Unpack
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import xxhash
 
-from penstock.errors import PenstockError, ServerError, StorageError, TicketError
+from penstock.errors import PenstockError, ServerError, ServerUnavailableError, StorageError
+from penstock.manifest.lines import TooMuch
+from penstock.order.permutation import MAX_N, Indices
 from penstock.server.address import Address
 from penstock.server.connections import FAILURES, Call, Released
-from penstock.server.protocol import Block, encode_block
+from penstock.server.protocol import encode_key, encode_rows
 from penstock.server.servers import Access, Servers
 from penstock.storage.cache import Cache
 from penstock.storage.download import PIECE, hash_file
 from penstock.storage.files import File
-from penstock.storage.transfer import Cancel
+from penstock.storage.transfer import Cancel, submit
 
-__all__ = ["CACHE", "CacheClient", "Copies", "hash_of"]
+__all__ = ["CACHE", "CacheClient", "Copies", "Copy"]
 
 CACHE = "(cache)"
-"""The name for counting copies, used like a dataset name."""
+"""The name of the dataset whose versions are the copies."""
 
 _log = logging.getLogger(__name__)
 _CHECK_WAIT = 5.0  # seconds for which a request waits for the check of a copy, less than the client waits
 _REST = 60.0  # seconds for which a failed server is skipped
-_HASH = b"penstock-xxh3"  # the key of the hash in the metadata of the answer's schema
-
-
-def hash_of(schema: pa.Schema) -> str | None:
-    """Return the hash of an answer's bytes; None if the copy does not exist.
-
-    Raises:
-        ValueError: it is not an answer of this protocol.
-    """
-    metadata = schema.metadata or {}
-    if schema.types != [pa.large_binary()] or metadata.keys() != {_HASH}:
-        raise ValueError("this is not an answer of a cache server")
-    return metadata[_HASH].decode() or None
+_BLOCKS = pa.schema([("data", pa.large_binary()), ("xxh3", pa.string())])
 
 
 class Copies:
@@ -69,57 +59,68 @@ class Copies:
         self._checks: dict[tuple[str, int], Future[bool]] = {}  # whether a copy is sound, by key and inode
         self._lock = threading.Lock()
 
-    def read(self, block: Block) -> pa.RecordBatch:
-        """Return the bytes of a block, at most 4 MiB; no value if the copy does not exist.
+    def find(self, key: str) -> Copy:
+        """Return the copy of a name, see `penstock.storage.Cache.key`."""
+        file, expected = self._cache.find_key(key) or (None, "")
+        return Copy(file, lambda: file is not None and self._is_sound(key, file, expected))
+
+    def _is_sound(self, key: str, file: File, expected: str) -> bool:
+        """Return whether a copy has the bytes that were downloaded; False while that is not known.
 
         Raises:
-            TicketError: the copy has no such block.
-            StorageError: its bytes are not those that were downloaded.
+            StorageError: it has others.
 
-        The first request for a copy begins to check its hash. While that takes long, the copy does not exist.
+        The first request for a copy begins to check its hash.
         """
-        found = self._cache.find_key(block.copy)
-        if found is None:
-            return _answer(pa.array([], pa.large_binary()), "")
-        file, expected = found
-        first = block.number * PIECE
-        if first >= file.size:
-            raise TicketError(f"block {block.number} was requested of a copy of {file.size} bytes")
-        version = block.copy, os.fstat(file.fileno()).st_ino
+        version = key, os.fstat(file.fileno()).st_ino
         with self._lock:
             check = self._checks.get(version)
             if check is None:
-                check = self._checks[version] = Future()
-                arguments = check, file, expected
-                threading.Thread(target=_check, args=arguments, name="penstock-check", daemon=True).start()
+                check = submit(lambda: hash_file(file.fileno(), file.size).hexdigest() == expected)
+                self._checks[version] = check
         wait([check], _CHECK_WAIT)
         if not check.done():
-            return _answer(pa.array([], pa.large_binary()), "")
+            return False
         if check.exception() is not None or not check.result():
             self._checks.pop(version, None)  # the next request checks again
         if not check.result():
             raise StorageError(
-                f"the copy {block.copy} has other bytes than it downloaded: its disk is faulty; run penstock cache "
+                f"the copy {key} has other bytes than it downloaded: its disk is faulty; run penstock cache "
                 "verify there"
             )
-        # Not mapped: a truncated file would kill the process by a signal.
-        data = os.pread(file.fileno(), min(PIECE, file.size - first), first)
-        bounds = struct.pack("=qq", 0, len(data))
-        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]  # pa.array would copy the bytes
-        return _answer(pa.Array.from_buffers(pa.large_binary(), 1, buffers), xxhash.xxh3_64_hexdigest(data))
+        return True
 
 
-def _check(check: Future[bool], file: File, expected: str) -> None:
-    """Find out whether a copy has the bytes that were downloaded."""
-    try:
-        check.set_result(hash_file(file.fileno(), file.size).hexdigest() == expected)
-    except BaseException as error:
-        check.set_exception(error)
+class Copy:
+    """A copy in a cache, as a version of the dataset `CACHE`: its rows are its blocks of 4 MiB, with their hashes.
 
+    Of a copy that does not exist, any row may be requested, and the answer has no rows.
+    """
 
-def _answer(values: pa.Array, digest: str) -> pa.RecordBatch:
-    schema = pa.schema([("data", pa.large_binary())], {_HASH: digest.encode()})
-    return pa.record_batch([values], schema=schema)
+    name, stored = CACHE, _BLOCKS
+
+    def __init__(self, file: File | None, is_sound: Callable[[], bool]) -> None:
+        self._file, self._is_sound = file, is_sound
+        self.rows = MAX_N if file is None else -(-file.size // PIECE)
+
+    def gather(self, numbers: Indices, most: int | None = None) -> pa.RecordBatch:
+        """Return blocks; TooMuch if they may have more than ``most`` bytes.
+
+        Raises:
+            StorageError: the bytes of the copy are not those that were downloaded.
+        """
+        if most is not None and len(numbers) * PIECE > most:
+            raise TooMuch
+        blocks: list[bytes] = []
+        if self._file is not None and self._is_sound():
+            # Not mapped: a truncated file would kill the process by a signal.
+            file, size = self._file.fileno(), self._file.size
+            blocks = [os.pread(file, min(PIECE, size - at), at) for at in (numbers * PIECE).tolist()]
+        bounds = np.cumsum([0, *map(len, blocks)])
+        # pa.array would copy the bytes.
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(blocks) if len(blocks) != 1 else blocks[0])]
+        data = pa.Array.from_buffers(pa.large_binary(), len(blocks), buffers)
+        return pa.record_batch([data, pa.array(map(xxhash.xxh3_64_hexdigest, blocks), pa.string())], schema=_BLOCKS)
 
 
 class CacheClient:
@@ -187,7 +188,7 @@ class _Node:
         while had < len(target) and not cancel.is_set() and time.monotonic() >= self._rests_until:
             number, skipped = divmod(begin + had, PIECE)
             try:
-                block = self._block(Block(key, number), cancel)
+                block = self._block(key, number, cancel)
             except (*FAILURES, PenstockError, ValueError) as error:
                 if not cancel.is_set():
                     self._failed(error)
@@ -210,7 +211,7 @@ class _Node:
         reason = self._servers.explain(error, self._address) if isinstance(error, FAILURES) else error
         _log.warning("the cache at %s is left alone for %g s, the store is read: %s", self._address, _REST, reason)
 
-    def _block(self, block: Block, cancel: Cancel) -> memoryview:
+    def _block(self, copy: str, number: int, cancel: Cancel) -> memoryview:
         """Return the bytes of a block; none if the server has no such copy."""
         while True:
             with self._lock:
@@ -218,7 +219,7 @@ class _Node:
             call = idle or self._servers.open(self._address)
             key = cancel.add(lambda call=call: call.close(0))  # type: ignore[misc]
             try:
-                data = _receive(call, block)
+                data = _receive(call, copy, number)
             except (*FAILURES, PenstockError, ValueError, Released) as error:
                 was_closed = call.is_closed
                 call.close()
@@ -245,19 +246,21 @@ class _Node:
             call.close(0)
 
 
-def _receive(call: Call, block: Block) -> memoryview:
+def _receive(call: Call, copy: str, number: int) -> memoryview:
     """Request a block and receive all of it; no bytes if the copy does not exist."""
-    expected = hash_of(call.get(encode_block(block)))
-    values: list[pa.LargeBinaryScalar] = []
-    while len(values) < 2 and (batch := call.read()) is not None:
-        values += batch.column(0)
-    if expected is None and not values:
+    call.ask(encode_key(CACHE, copy), encode_rows(np.array([number])))
+    batch = call.read()
+    if batch is None:
+        raise ServerUnavailableError(f"{call.address} ended the stream")
+    if batch.schema != _BLOCKS or batch.num_rows > 1 or call.read() is not None:
+        raise ValueError("this is not an answer of a cache server")
+    if not batch.num_rows:
         return memoryview(b"")
-    buffer = values[0].as_buffer() if len(values) == 1 else None
-    data = memoryview(b"" if buffer is None else buffer).cast("B")
-    if len(data) > PIECE or xxhash.xxh3_64_hexdigest(data) != expected:
+    block, digest = batch.column(0)[0].as_buffer(), batch.column(1)[0].as_py()
+    data = memoryview(b"" if block is None else block).cast("B")
+    if len(data) > PIECE or xxhash.xxh3_64_hexdigest(data) != digest:
         raise ServerError(
-            f"{call.address} sent other bytes than their hash says (copy {block.copy}, block {block.number}): its "
+            f"{call.address} sent other bytes than their hash says (copy {copy}, block {number}): its "
             "disk or the network is faulty; run penstock cache verify there"
         )
     return data

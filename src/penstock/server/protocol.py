@@ -1,7 +1,7 @@
 """The wire protocol: requests as small JSON texts and row numbers, rows as Arrow record batches, errors as texts.
 
     numbers = decode_rows(encode_rows(np.array([5, 3, 5])), rows=10)
-    block = decode_block(encode_block(Block(copy="0" * 32, number=7)))
+    name, fingerprint = decode_key(encode_key("train", "0" * 32))
 
 Promises: a request contains everything that its answer depends on, so servers have no state; a decoder returns valid
 values for any bytes, or raises `TicketError`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import operator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,14 +22,11 @@ from penstock.errors import PenstockError, ServerError, TicketError
 from penstock.order.permutation import MAX_N, Indices
 
 __all__ = [
-    "Block",
     "as_numbers",
-    "decode_block",
     "decode_error",
     "decode_key",
     "decode_prefix",
     "decode_rows",
-    "encode_block",
     "encode_error",
     "encode_key",
     "encode_prefix",
@@ -40,17 +36,6 @@ __all__ = [
 _VERSION = 1
 _MAX_REQUEST = 4096  # bytes
 _MAX_TEXT = 1000  # characters of an error message, which is sent in a header
-
-
-@dataclass(frozen=True)
-class Block:
-    """One of the hashed blocks of a copy in a cache: bytes ``number * PIECE`` to ``(number + 1) * PIECE``.
-
-    ``copy`` is the name of the copy, a hash of URL and version: see `penstock.storage.Cache.key`.
-    """
-
-    copy: str
-    number: int
 
 
 def as_numbers(indices: Any) -> Indices:
@@ -104,19 +89,6 @@ def decode_prefix(data: bytes) -> tuple[str, str, int]:
     found = _load(data, ["name", "fingerprint", "rows"], "command")
     _check_key(found["name"], found["fingerprint"])
     return found["name"], found["fingerprint"], _number("rows", found["rows"])
-
-
-def encode_block(block: Block) -> bytes:
-    """Return the ticket for a block."""
-    return _dump({"copy": block.copy, "block": block.number})
-
-
-def decode_block(data: bytes) -> Block:
-    """Return the block of a ticket; TicketError for an invalid text."""
-    found = _load(data, ["copy", "block"], "ticket")
-    if not _is_hexadecimal(found["copy"]):
-        raise TicketError(f"the name of a copy has 32 hexadecimal digits, got {found['copy']!r:.80}")
-    return Block(found["copy"], _number("block", found["block"]))
 
 
 def encode_error(error: PenstockError) -> bytes:
@@ -177,7 +149,7 @@ def _no_constant(text: str) -> None:
 
 
 def _number(name: str, value: Any) -> int:
-    """Return a number of rows or blocks."""
+    """Return a number of rows."""
     if isinstance(value, bool | float | str) or not hasattr(value, "__index__"):
         raise TicketError(f"{name} must be an integer, got {value!r:.80}")
     number = operator.index(value)

@@ -7,8 +7,8 @@
 Its calls, for any Flight client:
 
 ==================  ==================================================================================================
-``do_exchange``     command: a dataset's name and version; each message holds row numbers, its answer the rows
-``do_get``          ticket: a block of a copy in the cache, see `Copies`
+``do_exchange``     command: a dataset's name and version; each message holds row numbers, its answer the rows. A copy
+                    in the cache is a version of the dataset `CACHE`, see `Copy`
 ``list_flights``    the datasets; ``get_flight_info``, ``get_schema``: one of them, by name (path) or by command
 ``do_action``       ``health``, and ``prefix``: the dataset's fingerprints before rows were appended to it
 ==================  ==================================================================================================
@@ -46,8 +46,8 @@ from penstock.order.permutation import Indices
 from penstock.server.auth import TLS, BearerToken, check_exposure, check_token
 from penstock.server.catalog import Catalog, Served, Version
 from penstock.server.connections import process
-from penstock.server.copies import CACHE, Copies
-from penstock.server.protocol import decode_block, decode_key, decode_prefix, decode_rows, encode_error
+from penstock.server.copies import CACHE, Copies, Copy
+from penstock.server.protocol import decode_key, decode_prefix, decode_rows, encode_error
 from penstock.storage import Cache
 
 __all__ = ["Limits", "Observer", "Server"]
@@ -264,11 +264,11 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     def get_flight_info(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         with self._refusing():
-            return _info(self._find(descriptor))
+            return _info(self._catalog.find(*_key(descriptor)))
 
     def get_schema(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         with self._refusing():
-            return flight.SchemaResult(self._find(descriptor).schema)
+            return flight.SchemaResult(self._catalog.find(*_key(descriptor)).schema)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return list(_ACTIONS.items())
@@ -288,19 +288,16 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                     raise TicketError(f"unknown action {action.type!r:.80}; use one of {', '.join(_ACTIONS)}")
             return iter([json.dumps(answer).encode()])
 
-    def _find(self, descriptor: flight.FlightDescriptor) -> Version:
-        if descriptor.descriptor_type == flight.DescriptorType.CMD:
-            return self._catalog.find(*decode_key(descriptor.command))
-        path = [part.decode("utf-8", "replace") for part in descriptor.path or []]
-        if len(path) != 1:
-            raise TicketError(f"request a dataset by its name alone, got the path {'/'.join(path)!r:.80}")
-        return self._catalog.find(path[0], None)
-
     # ------------------------------------------------------------------ rows
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
         with self._refusing() as about:
-            version = self._find(descriptor)
+            name, fingerprint = _key(descriptor)
+            version: Version | Copy
+            if name == CACHE and fingerprint is not None and self._copies is not None:
+                version = self._copies.find(fingerprint)
+            else:
+                version = self._catalog.find(name, fingerprint)
             about.name = version.name
             with self._counted(version.name, context.peer()):
                 writer.begin(version.stored)
@@ -318,18 +315,18 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                             )
                         self._send(version, numbers, writer)
 
-    def _send(self, version: Version, numbers: Indices, writer: Any) -> None:
+    def _send(self, version: Version | Copy, numbers: Indices, writer: Any) -> None:
         """Send rows in batches of at most ``message_bytes`` bytes; a single row may exceed it."""
         count, limit = len(numbers), self._limits.message_bytes
         most = limit if count > 1 else None
         try:
-            if count <= _SINGLES:
-                with self._turn:
-                    batch = version.manifest.gather(numbers, most)
-            elif count <= _FEW:
-                batch = version.manifest.gather(numbers, most)
+            if count > _FEW:
+                batch = self._in_a_thread(version, numbers, most)
+            elif count > _SINGLES or isinstance(version, Copy):
+                batch = version.gather(numbers, most)
             else:
-                batch = self._in_a_thread(version.manifest, numbers, most)
+                with self._turn:
+                    batch = version.gather(numbers, most)
             nbytes = batch.get_total_buffer_size()  # the same as nbytes for a batch of its own, and quicker
         except TooMuch:  # a request may repeat the longest row of a file many times
             nbytes = limit + 1
@@ -340,31 +337,16 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             self._send(version, numbers[: count // 2], writer)
             self._send(version, numbers[count // 2 :], writer)
 
-    def _in_a_thread(self, manifest: Manifest, numbers: Indices, most: int | None) -> pa.RecordBatch:
+    def _in_a_thread(self, version: Version | Copy, numbers: Indices, most: int | None) -> pa.RecordBatch:
         """Gather rows in a shared thread: one for each stream would hold several times the memory of its answer."""
         try:
-            future = self._threads.submit(manifest.gather, numbers, most)
+            future = self._threads.submit(version.gather, numbers, most)
         except RuntimeError as error:  # at interpreter shutdown, or with too many threads
             raise ServerUnavailableError(f"the server is stopping, or out of threads: {error}") from None
         try:
             return future.result(_WAIT)
         except TimeoutError:  # all threads wait for a disk
-            return manifest.gather(numbers, most) if future.cancel() else future.result()
-
-    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with self._refusing(CACHE):
-            block = decode_block(ticket.ticket)
-            if self._copies is None:
-                raise TicketError("this server has no cache; request rows by number, with do_exchange")
-            stream = self._block(self._copies.read(block), context.peer())
-            return flight.GeneratorStream(next(stream), stream)
-
-    def _block(self, answer: pa.RecordBatch, peer: str) -> Iterator[Any]:
-        """Yield the schema of an answer, then the answer. So the generator is closed in any case."""
-        with self._counted(CACHE, peer), self.streams:
-            yield answer.schema
-            self._observer.rows(CACHE, 0, answer.nbytes)
-            yield answer
+            return version.gather(numbers, most) if future.cancel() else future.result()
 
     # ------------------------------------------------------------------ errors and counts
 
@@ -386,9 +368,9 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                 _log.debug("%s has ended reading %s: %s", peer, name, error or "done")
 
     @contextmanager
-    def _refusing(self, name: str | None = None) -> Iterator[SimpleNamespace]:
+    def _refusing(self) -> Iterator[SimpleNamespace]:
         """Send errors to the client: Penstock's with kind and message, others without their text."""
-        about = SimpleNamespace(name=name)
+        about = SimpleNamespace(name=None)
         try:
             yield about
         except PenstockError as error:
@@ -403,6 +385,16 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             self._observer.error(about.name, "InternalError")
             _log.exception("a call failed")
             raise flight.FlightInternalError(f"the server failed ({type(error).__name__}); its log has more") from None
+
+
+def _key(descriptor: flight.FlightDescriptor) -> tuple[str | None, str | None]:
+    """Return name and version of the dataset that a call is about."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return decode_key(descriptor.command)
+    path = [part.decode("utf-8", "replace") for part in descriptor.path or []]
+    if len(path) != 1:
+        raise TicketError(f"request a dataset by its name alone, got the path {'/'.join(path)!r:.80}")
+    return path[0], None
 
 
 def _info(version: Version) -> flight.FlightInfo:
