@@ -46,7 +46,8 @@ def lazy_names(package: str) -> dict[str, str]:
     assigned = {ast.unparse(node.targets[0]): node.value for node in nodes if isinstance(node, ast.Assign)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy.names"]
     tables = [assigned.get(ast.unparse(call.args[1]), call.args[1]) for call in calls]
-    return {name: f"{package}.{home}".lstrip(".") for table in tables for name, home in ast.literal_eval(table).items()}
+    modules = [(home, names) for table in tables for home, names in ast.literal_eval(table).items()]
+    return {name: f"{package}.{home}".lstrip(".") for home, names in modules for name in names}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["missing", "names"]
 
 
-def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def names(package: str, modules: Mapping[str, list[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
         package: its ``__name__``.
-        homes: maps each name to the module that defines it: in the package, or with a leading dot, beside it.
+        modules: the names that each module defines: in the package, or with a leading dot, beside it.
     """
+    homes: dict[str, str] = {}
+    for module, defined in modules.items():
+        homes |= dict.fromkeys(defined, module)
 
     def getattr_(name: str) -> Any:
         home = homes.get(name)

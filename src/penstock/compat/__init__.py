@@ -10,12 +10,11 @@ from penstock import lazy
 
 TYPE_CHECKING: bool = False  # like typing.TYPE_CHECKING, without the slow import
 
-_HOMES = {
-    "DpexDataLoader": "dpex",
-    "IterationBasedBatchSampler": ".samplers",
-    "MPDataset": ".datasets.stream",
-    "make_batch_data_sampler": "maskrcnn_benchmark",
-    "make_data_sampler": "maskrcnn_benchmark",
+_MODULES = {
+    ".datasets.stream": ["MPDataset"],
+    ".samplers": ["IterationBasedBatchSampler"],
+    "dpex": ["DpexDataLoader"],
+    "maskrcnn_benchmark": ["make_batch_data_sampler", "make_data_sampler"],
 }
 
 __all__ = ["DpexDataLoader", "IterationBasedBatchSampler", "MPDataset", "make_batch_data_sampler", "make_data_sampler"]
@@ -27,4 +26,4 @@ if TYPE_CHECKING:
     from penstock.samplers import IterationBasedBatchSampler
 
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.names(__name__, _MODULES)

@@ -11,4 +11,4 @@ __all__ = ["Ledger"]
 if TYPE_CHECKING:
     from penstock.ledger.ledger import Ledger
 
-__getattr__, __dir__ = lazy.names(__name__, {"Ledger": "ledger"})
+__getattr__, __dir__ = lazy.names(__name__, {"ledger": ["Ledger"]})

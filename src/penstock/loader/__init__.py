@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "DataLoader": "dataloader",
-        "DpexDataLoader": ".compat.dpex",
-        "Failure": "on_error",
-        "Ledger": ".ledger",
-        "OnError": "on_error",
-        "RayOptions": "executors.ray",
+        ".compat.dpex": ["DpexDataLoader"],
+        ".ledger": ["Ledger"],
+        "dataloader": ["DataLoader"],
+        "executors.ray": ["RayOptions"],
+        "on_error": ["Failure", "OnError"],
     },
 )

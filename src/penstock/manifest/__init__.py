@@ -17,11 +17,5 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy.names(
     __name__,
-    {
-        "CheckReport": "checking",
-        "Manifest": "table",
-        "Problem": "checking",
-        "Record": "table",
-        "check": "checking",
-    },
+    {"checking": ["CheckReport", "Problem", "check"], "table": ["Manifest", "Record"]},
 )

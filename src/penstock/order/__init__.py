@@ -35,4 +35,4 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock.order.nodes import NodeShuffle
 
-__getattr__, __dir__ = lazy.names(__name__, {"NodeShuffle": "nodes"})
+__getattr__, __dir__ = lazy.names(__name__, {"nodes": ["NodeShuffle"]})

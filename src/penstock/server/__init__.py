@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy.names(
     __name__,
     {
-        "CacheClient": "copies",
-        "Client": "client",
-        "DataSetInfo": "client",
-        "Limits": "service",
-        "Observer": "service",
-        "RemoteManifest": "remote_manifest",
-        "Server": "service",
-        "TLS": "auth",
+        "auth": ["TLS"],
+        "client": ["Client", "DataSetInfo"],
+        "copies": ["CacheClient"],
+        "remote_manifest": ["RemoteManifest"],
+        "service": ["Limits", "Observer", "Server"],
     },
 )

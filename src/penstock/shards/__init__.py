@@ -38,4 +38,4 @@ __all__ = [
     "walk_stream",
 ]
 
-__getattr__, __dir__ = lazy.names(__name__, {"Decode": "decode", "StreamShards": "stream", "read_shard": "stream"})
+__getattr__, __dir__ = lazy.names(__name__, {"decode": ["Decode"], "stream": ["StreamShards", "read_shard"]})

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["PackReport", "pack"]
 
-__getattr__, __dir__ = lazy.names(__name__, {"PackReport": "..tools.pack", "pack": "..tools.pack"})
+__getattr__, __dir__ = lazy.names(__name__, {"..tools.pack": ["PackReport", "pack"]})

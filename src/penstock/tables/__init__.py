@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from penstock.tables.json_files import JsonFiles
     from penstock.tables.table import TableFiles
 
-__getattr__, __dir__ = lazy.names(__name__, {"JsonFiles": "json_files", "TableFiles": "table"})
+__getattr__, __dir__ = lazy.names(__name__, {"json_files": ["JsonFiles"], "table": ["TableFiles"]})

@@ -14,4 +14,4 @@ __all__ = ["TokenizeReport", "tokenize"]
 if TYPE_CHECKING:
     from penstock.tokenizing.job import TokenizeReport, tokenize
 
-__getattr__, __dir__ = lazy.names(__name__, {"TokenizeReport": "job", "tokenize": "job"})
+__getattr__, __dir__ = lazy.names(__name__, {"job": ["TokenizeReport", "tokenize"]})
