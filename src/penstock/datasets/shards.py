@@ -42,13 +42,11 @@ class ArrivingShards(ArrivingSource):
 
     def __init__(self, shards: Sequence[TarShard], shared: str | None = None) -> None:
         super().__init__(shards, shared)
-        self._set = ShardSet.of(self._shards)
+        self._all = ShardSet.of(self._shards)
 
     def _read(self, numbers: Indices, rows: Indices) -> list[Sample]:
-        return self._set.read(numbers, rows)
-
-    def _make_whole(self) -> ShardSet:
-        return self._set
+        found: list[Sample] = self._all.read(numbers, rows)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrivingShards, (self._shards, self._shared)

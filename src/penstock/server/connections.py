@@ -78,12 +78,9 @@ class Call:
         """Open a stream of requests."""
         with self._lock:
             descriptor = flight.FlightDescriptor.for_command(command)
-            self._writer, self._reader = self._open_client().do_exchange(descriptor, self.options)
-
-    def _open_client(self) -> Any:
-        if self.client is None:
-            raise Released
-        return self.client
+            if self.client is None:
+                raise Released
+            self._writer, self._reader = self.client.do_exchange(descriptor, self.options)
 
     def send(self, request: pa.Buffer) -> None:
         """Send a request on an exchange."""

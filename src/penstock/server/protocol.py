@@ -10,7 +10,6 @@ values for any bytes, or raises `TicketError`.
 from __future__ import annotations
 
 import json
-import operator
 from functools import lru_cache
 from typing import Any
 
@@ -88,7 +87,12 @@ def decode_prefix(data: bytes) -> tuple[str, str, int]:
     """Return the arguments of `encode_prefix`; TicketError for an invalid text."""
     found = _load(data, ["name", "fingerprint", "rows"], "command")
     _check_key(found["name"], found["fingerprint"])
-    return found["name"], found["fingerprint"], _number("rows", found["rows"])
+    rows = found["rows"]
+    if type(rows) is not int:
+        raise TicketError(f"rows must be an integer, got {rows!r:.80}")
+    if not 0 <= rows <= MAX_N:
+        raise TicketError(f"rows must be from 0 to {MAX_N}, got {rows}")
+    return found["name"], found["fingerprint"], rows
 
 
 def encode_error(error: PenstockError) -> bytes:
@@ -148,22 +152,8 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _number(name: str, value: Any) -> int:
-    """Return a number of rows."""
-    if isinstance(value, bool | float | str) or not hasattr(value, "__index__"):
-        raise TicketError(f"{name} must be an integer, got {value!r:.80}")
-    number = operator.index(value)
-    if not 0 <= number <= MAX_N:
-        raise TicketError(f"{name} must be from 0 to {MAX_N}, got {number}")
-    return number
-
-
 def _check_key(name: Any, fingerprint: Any) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= 255 or not name.isprintable():
         raise TicketError(f"a dataset name has 1 to 255 printable characters, got {name!r:.80}")
-    if not _is_hexadecimal(fingerprint):
+    if not isinstance(fingerprint, str) or len(fingerprint) != 32 or set(fingerprint) - set("0123456789abcdef"):
         raise TicketError(f"a fingerprint has 32 hexadecimal digits, got {fingerprint!r:.80}")
-
-
-def _is_hexadecimal(text: Any) -> bool:
-    return isinstance(text, str) and len(text) == 32 and not set(text) - set("0123456789abcdef")

@@ -101,7 +101,8 @@ class RemoteManifest(Manifest):
 
     def gather_ahead(self, requests: Iterable[Indices]) -> Iterator[pa.RecordBatch]:
         """Yield what `gather` returns for each request. The next ones are sent in advance, see `Client.batches`."""
-        return self._remote.fetch_ahead(map(self._rows, requests))
+        remote, rows = self._remote, map(self._rows, requests)
+        return remote.client.batches(remote.name, remote.fingerprint, map(remote.served, rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteManifest, (self._remote, self._range)
@@ -115,23 +116,20 @@ class RemoteRows:
 
     def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema) -> None:
         self.client, self.name, self.layout, self.stored = client, name, layout, stored
-        self._fingerprint = layout.fingerprint
+        self.fingerprint = layout.fingerprint
 
     def __str__(self) -> str:
         return f"{self.name} of {self.client!r}"
 
     def fetch(self, rows: Rows, most: int | None) -> pa.RecordBatch:
         """Return rows; TooMuch if they have more than ``most`` bytes, which is known only after they have arrived."""
-        batch = self.client.rows(self.name, self._fingerprint, self._served(rows))
+        batch = self.client.rows(self.name, self.fingerprint, self.served(rows))
         if most is not None and batch.nbytes > most:
             raise TooMuch
         return batch
 
-    def fetch_ahead(self, requests: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of each request."""
-        return self.client.batches(self.name, self._fingerprint, map(self._served, requests))
-
-    def _served(self, rows: Rows) -> Rows:
+    def served(self, rows: Rows) -> Rows:
+        """Return the numbers of rows in what the server serves."""
         view = self.layout.view
         return rows if (view.start, view.step) == (0, 1) else (rows - view.start) // view.step
 

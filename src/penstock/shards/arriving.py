@@ -18,7 +18,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -149,6 +149,9 @@ class ArrivingSource(abc.ABC):
     Once `complete`, ``len``, rows and fingerprint are those of `whole`. Memory: some hundred bytes a file.
     """
 
+    _all: Any
+    """All files as one counted source, once all are counted."""
+
     def __init__(self, shards: Sequence[ShardFile], shared: str | None = None) -> None:
         self.urls = [shard.url for shard in shards]
         # A file that is named twice is one object, which is fetched and counted once.
@@ -161,10 +164,6 @@ class ArrivingSource(abc.ABC):
     @abc.abstractmethod
     def _read(self, numbers: Indices, rows: Indices) -> list[Any]:
         """Return rows of files whose facts are known, in this order."""
-
-    @abc.abstractmethod
-    def _make_whole(self) -> Any:
-        """Return all files as one counted source; all facts are known."""
 
     # For plans, in the main process.
 
@@ -233,10 +232,6 @@ class ArrivingSource(abc.ABC):
             self._shards[number].facts = self._shards[number].facts or known
 
     # As a source, once all files are counted.
-
-    @cached_property
-    def _all(self) -> Any:
-        return self._make_whole()
 
     @property
     def whole(self) -> Any:

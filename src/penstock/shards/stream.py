@@ -37,7 +37,7 @@ from penstock.storage.names import Urls, expand
 from penstock.storage.urls import listed
 from penstock.wording import counted
 
-__all__ = ["StreamShards", "named_members", "read_shard", "read_stream"]
+__all__ = ["StreamShards", "named_members", "read_shard"]
 
 
 class StreamShards(ResumableDataset):
@@ -273,7 +273,7 @@ def read_shard(
         handler: decides about repeated extensions.
         storage: access options. A remote shard is read ahead by ranges, and not cached.
         path: a local file of the shard; samples name it in ``__local_path__``.
-        select, rename: as for `read_stream`.
+        select, rename: as for `named_members`.
 
     Raises:
         ShardError: as `penstock.shards.walk` and `group`; also for errors of decompression.
@@ -283,7 +283,7 @@ def read_shard(
     if path is None and is_remote(url):
         remote = open_source(url, storage=storage)
         with open_stream(cast(BinaryIO, remote.stream())) as stream:
-            yield from read_stream(stream, url, start=start, handler=handler, select=select, rename=rename)
+            yield from group_from(named_members(stream, url, select, rename), url, start=start, handler=handler)
         return
     name = file_of(url) if path is None else path
     file = File(name, SHARD)
@@ -291,9 +291,8 @@ def read_shard(
         packed = compression_of(file.read_exact(min(6, file.size), 0)) is not None
         if packed or rename is not None:
             with open_stream(name) as stream:
-                yield from read_stream(
-                    stream, url, start=start, handler=handler, path=path, select=select, rename=rename
-                )
+                members = named_members(stream, url, select, rename)
+                yield from group_from(members, url, start=start, local_path=path, handler=handler)
             return
         file.settle()
         archive = Archive(file)
@@ -309,32 +308,17 @@ def read_shard(
         file.close()
 
 
-def read_stream(
-    file: BinaryIO,
-    url: str,
-    *,
-    start: int = 0,
-    handler: Handler | None = None,
-    path: str | None = None,
-    select: Callable[[str], bool] | None = None,
-    rename: Callable[[str], str] | None = None,
-) -> Iterator[tuple[int, Sample]]:
-    """Yield the samples of an open file, which need not be seekable.
-
-    Args:
-        file: tar data.
-        url, start, handler, path: as for `read_shard`.
-        select: returns whether to read the member of a name.
-        rename: maps member names, before they are split and before ``select``.
-    """
-    members = named_members(file, url, select, rename)
-    return group_from(members, url, start=start, local_path=path, handler=handler)
-
-
 def named_members(
     file: BinaryIO, url: str, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yield the members of an open file with their data, under their new names."""
+    """Yield the members of an open file, which need not be seekable, with their data.
+
+    Args:
+        file: tar data.
+        url: its name, for messages.
+        select: returns whether to read the member of a name.
+        rename: maps member names, before they are split and before ``select``.
+    """
     if rename is None:
         yield from walk_stream(file, url, select=select)
         return

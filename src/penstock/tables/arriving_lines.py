@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from penstock.order.permutation import Indices
@@ -80,7 +81,8 @@ class ArrivingLines(ArrivingSource):
             self._lines.maps.put(number, self._shards[number].source)
         return self._lines.read(numbers, rows)
 
-    def _make_whole(self) -> JsonFiles:
+    @cached_property
+    def _all(self) -> JsonFiles:
         for number, shard in enumerate(self._shards):
             self._lines.maps.put(number, shard.source)
         self._lines.count([facts.samples for facts in self.facts(range(len(self.urls)))])

@@ -20,8 +20,8 @@ import xxhash
 
 from penstock.errors import ConfigError, ShardError, ShardIOError, StorageError
 from penstock.shards.compressed import open_stream
-from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension
-from penstock.shards.stream import named_members, read_shard, read_stream
+from penstock.shards.grouping import LOCAL_PATH, Sample, base_and_extension, group_from
+from penstock.shards.stream import named_members, read_shard
 from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomically
 from penstock.storage import local_path as copy_of
 from penstock.storage.urls import path_of, shown
@@ -90,7 +90,7 @@ class tarfile_to_samples(Stage):
             yield from read_shard(url, start=begin, handler=handler, path=path, select=select, rename=rename)
             return
         with open_stream(gopen(url, allow=self.allow)) as stream:
-            yield from read_stream(stream, url, start=begin, handler=handler, select=select, rename=rename)
+            yield from group_from(named_members(stream, url, select, rename), url, start=begin, handler=handler)
 
     def _path(self, url: str) -> str | None:
         """Return the local file of a shard; None for a shard that is read as a stream."""
