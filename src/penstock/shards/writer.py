@@ -14,17 +14,18 @@ import contextlib
 import gzip
 import lzma
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
+
+import zstandard
 
 from penstock.errors import ConfigError, ShardError, ShardIOError
 from penstock.shards.archive import BLOCK
 from penstock.shards.encode import Encoder, make_encoder
 from penstock.shards.tar import rounded
 from penstock.storage.files import SHARD, io_error
+from penstock.storage.local import write_atomically
 
 __all__ = ["ShardWriter", "TarWriter"]
 
@@ -62,7 +63,6 @@ class TarWriter:
         owns_file: bool = False,
     ) -> None:
         self._path = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
-        self._temporary = ""
         self._user, self._group, self._mode, self._mtime = user.encode(), group.encode(), mode, mtime
         self._encode = make_encoder(encoder)
         self._keep_meta, self._owns_file = keep_meta, owns_file
@@ -72,13 +72,10 @@ class TarWriter:
         """Samples so far."""
         self._failure = ""
         kind = _compression(compress, self._path)
-        if self._path is not None:
-            head, name = os.path.split(self._path)
-            self._temporary = os.path.join(head, f".{name}.{secrets.token_hex(4)}.tmp")
-            with SHARD.naming(self._path, "cannot write"):
-                self._file: BinaryIO = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115
-        else:
-            self._file = cast(BinaryIO, fileobj)
+        given = contextlib.nullcontext(cast(BinaryIO, fileobj))
+        self._writing = given if self._path is None else write_atomically(self._path)
+        with SHARD.naming(self._path or "the archive", "cannot write"):
+            self._file = self._writing.__enter__()
         self._sink = _Sink(self._file)
         self._out: BinaryIO | None = _OPENERS[kind](self._sink) if kind else self._file
 
@@ -140,11 +137,7 @@ class TarWriter:
             out.write(bytes(end + -(self.size + end) % _RECORD))
             if out is not self._file:
                 out.close()
-            if self._path is not None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-                os.replace(self._temporary, self._path)
+            self._writing.__exit__(None, None, None)
         except BaseException as error:
             self._out = out
             self.abandon()
@@ -161,12 +154,9 @@ class TarWriter:
         self._sink.detach()
         if out is not None and out is not self._file:
             out.close()
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._temporary)
-        elif self._owns_file:
+        with contextlib.suppress(OSError):  # its buffer may not fit the disk
+            self._writing.__exit__(ShardError, ShardError("abandoned"), None)
+        if self._owns_file:
             self._owns_file = False
             with contextlib.suppress(OSError):  # the original exception is more informative
                 getattr(self._file, "abandon", self._file.close)()
@@ -174,9 +164,7 @@ class TarWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -270,9 +258,7 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
         elif self.tarstream is not None:
@@ -298,17 +284,11 @@ class _Sink:
         self._file = None
 
 
-def _zstandard(file: Any) -> Any:
-    import zstandard
-
-    return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
-
-
 _OPENERS: dict[str, Callable[[Any], Any]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "bz2": lambda file: bz2.BZ2File(file, "wb"),
     "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115
-    "zst": _zstandard,
+    "zst": lambda file: zstandard.ZstdCompressor().stream_writer(file, closefd=False),
 }
 
 

@@ -301,8 +301,11 @@ def _pack_shard(job: _Job, task: _Task) -> Counter[str]:
             for record in job.records(task.start, task.stop):
                 extension, data = _file(record, job)
                 if job.restart_markers and is_image(f".{extension}"):
-                    data, marked = _marked(data)
-                    counts["marked" if marked else "unmarked"] += 1
+                    from penstock.images.decode import MAX_PIXELS  # imported late: it loads the image decoders
+
+                    marked = native.with_restart_markers(data, max_pixels=MAX_PIXELS)
+                    counts["unmarked" if marked is None else "marked"] += 1
+                    data = data if marked is None else marked
                 writer.write({"__key__": f"{record.row:09d}", extension: data, **_fields(record)})
         load_or_build(name)
     if job.index_images:
@@ -310,14 +313,6 @@ def _pack_shard(job: _Job, task: _Task) -> Counter[str]:
 
         counts["indexed"] += write_entries(name)
     return counts
-
-
-def _marked(data: bytes) -> tuple[bytes, bool]:
-    """Return a file with restart markers, or unchanged; and whether markers were inserted."""
-    from penstock.images.decode import MAX_PIXELS
-
-    marked = native.with_restart_markers(data, max_pixels=MAX_PIXELS)
-    return (data, False) if marked is None else (marked, True)
 
 
 def _file(record: Record, job: _Job) -> tuple[str, bytes]:
