@@ -43,7 +43,7 @@ class FilePool(Generic[T]):
     def __init__(self, descriptors: int = 2, *, copies: bool = False) -> None:
         self._descriptors, self._copies = descriptors, copies
         self._open: dict[int, tuple[T, int]] = {}
-        with _lock:
+        with _locks.setdefault(os.getpid(), Lock()):
             _sets.add(self)
 
     @property
@@ -58,7 +58,7 @@ class FilePool(Generic[T]):
 
     def add(self, number: int, file: T) -> T:
         """Hold a file open, and close others as needed; return it. Two threads may add a file at once."""
-        with _lock:
+        with _locks.setdefault(os.getpid(), Lock()):
             if self._copies:
                 for other, (one, _) in [*self._open.items()]:
                     if one.file is not None and one.file.is_evicted:
@@ -81,7 +81,7 @@ class FilePool(Generic[T]):
 
 _sets: weakref.WeakSet[FilePool[Any]] = weakref.WeakSet()
 _ticks = count()
-_lock = Lock()
+_locks: dict[int, Lock] = {}  # of this process, and of its parents, whose threads may have held theirs
 
 
 def _limit() -> int:
@@ -92,12 +92,3 @@ def _limit() -> int:
         return _FEWEST
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else min(max(soft // 2, _FEWEST), _MOST)
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

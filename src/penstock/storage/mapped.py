@@ -138,10 +138,6 @@ class MappedFiles:
         if number not in self.sources:
             self.files[number], self.sources[number] = MappedFile.of(source), source
 
-    def source(self, number: int) -> RemoteSource | None:
-        """Return the remote source of a file; None for a local one."""
-        return self.sources.get(number)
-
     def head(self, number: int) -> Any:
         """Return an object to read a file's metadata from without a copy: its remote source, or else its bytes."""
         return self.sources.get(number) or self.array(number)

@@ -107,7 +107,7 @@ class JsonFiles(FilesSource):
         files = table_files(source, split, storage)
         check_columns(columns)
         self._set_up(open_parts(files, storage, as_they_are=is_remote), columns, cache_bytes)
-        stored = [number for number in range(len(files)) if self.maps.source(number) is not None]
+        stored = [number for number in range(len(files)) if number in self.maps.sources]
         in_threads(lambda number: self._index(number, progress), stored, count=_COPIES)
         self.count([len(self._index(number, progress)) for number in range(len(files))])
         keys = self._first_keys()
@@ -148,7 +148,7 @@ class JsonFiles(FilesSource):
         """Return the index of a file, built at first use. Raises as `open_index`."""
         found = self._indexes.find(number)
         if found is None:
-            source = self.maps.source(number)
+            source = self.maps.sources.get(number)
             if source is not None:
                 found = find_index_of(source) or make_index_of(source, source.local(progress=progress))
             else:
@@ -191,7 +191,7 @@ class JsonFiles(FilesSource):
         """Return facts of files, to finish an epoch that began before they were counted."""
         found, counts = [], np.diff(self.starts).tolist()
         for number in shards:
-            source = self.maps.source(number)
+            source = self.maps.sources.get(number)
             version = self.maps.fingerprint(number) if source is None else source.fingerprint
             found.append(Facts(None, counts[number], version))
         return found
