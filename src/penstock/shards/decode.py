@@ -29,10 +29,6 @@ __all__ = ["VALUES", "Decode", "chained", "field_name", "load_array", "load_arra
 Decoder = Callable[[bytes], Any]
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 def load_array(data: bytes) -> Any:
     """Return the array of an ``.npy`` file; ValueError for other data.
 
@@ -69,7 +65,7 @@ def _image(data: bytes) -> torch.Tensor:
 
 VALUES: dict[str, Decoder] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("json", "jsn"), _json),
     "npy": load_array,
     "npz": load_arrays,
@@ -79,7 +75,7 @@ VALUES: dict[str, Decoder] = {
 _DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "webp", "tif", "tiff"), _image),
     **dict.fromkeys(("class", "count"), int),
-    **dict.fromkeys(("html", "htm"), _text),
+    **dict.fromkeys(("html", "htm"), bytes.decode),
     **VALUES,
 }
 

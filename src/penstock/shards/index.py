@@ -155,13 +155,9 @@ class ShardIndex:
             return None
         except OSError as error:
             raise SHARD.error(path, error, "cannot read the index") from error
-        if (
-            not checked
-            and header.length <= _CHECKED
-            and xxhash.xxh3_64_intdigest(memoryview(mapped)[BODY:]) != header.body
-        ):
-            return None
         index = cls(path, header, mapped)
+        if not checked and header.length <= _CHECKED and not index.is_sound():
+            return None
         ends = index.first[0], index.first[-1], index.key_at[0], index.key_at[-1], len(index.extensions)
         sound = ends[:4] == (0, header.files, 0, header.key_bytes) and (ends[4] > 0 or not header.files)
         return index if sound else None

@@ -32,6 +32,7 @@ from penstock.errors import (
     StorageError,
     StorageNotFoundError,
 )
+from penstock.storage.urls import Name
 
 if TYPE_CHECKING:
     from penstock.storage.stream import BlockStream
@@ -77,14 +78,20 @@ class Family(NamedTuple):
     missing: type[PenstockError] | None = None
     refused: type[PenstockError] | None = None
 
-    def error(self, path: str | os.PathLike[str], error: OSError, doing: str = "cannot read", more: str = "") -> Any:
-        """Return the error of the family for an error of the system; see `io_error`."""
+    def error(
+        self, path: Name, error: OSError, doing: str = "cannot read", instead: str = "", *, more: str = ""
+    ) -> Any:
+        """Return the error that names the file, the failed operation, and the remedy or alternative (``instead``)."""
+        advice = _ADVICE.get(error.errno or 0)
+        if advice is None:
+            advice = error.strerror or str(error) or type(error).__name__
+            advice += f"; {instead}" if instead else ""
         kind = self.failed
         if isinstance(error, FileNotFoundError):
             kind = self.missing or kind
         elif isinstance(error, PermissionError):
             kind = self.refused or kind
-        result: Any = kind(f"{io_error(path, error, doing)}{more}")
+        result: Any = kind(f"{doing} {os.fspath(path)}: {advice.replace(_INSTEAD, instead or _INSTEAD)}{more}")
         result.errno = error.errno
         return result
 
@@ -103,20 +110,7 @@ MANIFEST = Family(ManifestChangedError, ManifestIOError, "manifest")
 SHARD = Family(ShardChangedError, ShardIOError, "shards")
 DATA = Family(DataFileChangedError, DataFileIOError, "dataset")
 STORED = Family(StorageChangedError, StorageError, "file", StorageNotFoundError, StorageAuthError)
-
-
-def io_error(
-    path: str | os.PathLike[str], error: OSError, doing: str = "cannot read", instead: str = ""
-) -> ManifestIOError:
-    """Return a `ManifestIOError` that names the file, the failed operation, and the remedy or alternative."""
-    advice = _ADVICE.get(error.errno or 0)
-    if advice is None:
-        advice = error.strerror or str(error) or type(error).__name__
-        advice += f"; {instead}" if instead else ""
-    advice = advice.replace(_INSTEAD, instead or _INSTEAD)
-    result = ManifestIOError(f"{doing} {os.fspath(path)}: {advice}")
-    result.errno = error.errno
-    return result
+io_error = MANIFEST.error
 
 
 class File:
@@ -329,7 +323,7 @@ class CheckedFile(io.FileIO):
     Only regular files are checked: pipes and devices have no size.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: Name) -> None:
         super().__init__(path, "rb")
         status = os.fstat(self.fileno())
         self._regular = stat.S_ISREG(status.st_mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.errors import ShardError
@@ -13,7 +13,6 @@ from penstock.shards.index import SUFFIX
 from penstock.shards.tar_shard import TarShard
 from penstock.storage import write_atomically
 from penstock.storage.files import SHARD
-from penstock.storage.stream import in_order
 from penstock.storage.transfer import Cancel
 from penstock.storage.urls import path_of
 
@@ -31,22 +30,27 @@ def write_beside(shards: Sequence[TarShard], *, force: bool = False, progress: b
         StorageError: the store fails; written indexes stay, and the next call continues.
         ShardError: a shard is damaged or compressed.
     """
+    cancel, written = Cancel(), 0
 
-    def write(shard: TarShard, cancel: Cancel) -> bool:
+    def write(shard: TarShard) -> bool:
         if not force and shard.look_beside():
             return False
         shard.obtain(cancel=cancel)
         shard.put_index(shard.index())
         return True
 
-    written = 0
     with (
-        closing(in_order(write, shards, parallel=_SHARDS)) as results,
+        ThreadPoolExecutor(_SHARDS, "penstock-indexes") as pool,
         progress_bar("indexing", len(shards), progress, in_bytes=False) as advance,
     ):
-        for is_written in results:
-            written += is_written
-            advance(1)
+        try:
+            for is_written in pool.map(write, shards):
+                written += is_written
+                advance(1)
+        except BaseException:
+            cancel.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return written
 
 
