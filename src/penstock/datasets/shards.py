@@ -114,7 +114,9 @@ class ShardDataset(SourceDataset):
             others = {"copy": None if copy else False, "write_index": write_index or None}
             self.shards = opened(ShardSet, urls, {**given, **others})
         else:
-            self.shards = _open(urls, copy=copy, write_index=write_index, world_size=_world_size(share), **given)
+            world: dict[str, Any] = {name: share.get(name) for name in ("rank", "world_size", "process_group", "mesh")}
+            ranks = LateWorld(**world, of="dataset").ranks
+            self.shards = _open(urls, copy=copy, write_index=write_index, world_size=ranks, **given)
         """The samples, in the order of the shards."""
         plan: SharePlan
         if any(is_remote(url) for url in self.shards.urls):
@@ -141,11 +143,6 @@ class ShardDataset(SourceDataset):
 
     def _read_one(self, view: EpochView, local: int, row: int) -> Any:
         return self.shards[row]
-
-
-def _world_size(share: ShareOptions) -> int:
-    given: dict[str, Any] = {name: share.get(name) for name in ("rank", "world_size", "process_group", "mesh")}
-    return LateWorld(**given, of="dataset").ranks
 
 
 def _open(

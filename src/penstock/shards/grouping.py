@@ -124,9 +124,6 @@ def group_from(
                 yield header, sample
             sample = {KEY: key, URL: url}
             current, header = key, member.header
-            first = True
-        else:
-            first = False
         if extension in sample:
             error = duplicate(member.name, extension, sample, url, member.header)
             if handler is None:
@@ -135,7 +132,7 @@ def group_from(
                 continue
             return
         sample[extension] = data
-        if first and local_path is not None:
+        if local_path is not None and len(sample) == 3:  # after its first file
             sample[LOCAL_PATH] = local_path
     if sample:
         yield header, sample

@@ -144,11 +144,7 @@ class Storage:
 
     def _read(self, url: str, end: int | None, cancel: Cancel | None = None) -> tuple[bytes, Stat]:
         data = bytearray()
-
-        def write(_: int, piece: bytes | memoryview) -> None:
-            data.extend(piece)
-
-        stat = transfer(url, 0, end, self, known=None, write=write, cancel=cancel)
+        stat = transfer(url, 0, end, self, known=None, write=lambda _, piece: data.extend(piece), cancel=cancel)
         return bytes(data), stat
 
     def read_ahead(self, urls: Sequence[str]) -> Generator[bytes]:
