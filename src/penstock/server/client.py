@@ -112,7 +112,7 @@ class Client:
     def _begin(self, servers: Servers, patience: float) -> None:
         self._servers, self.patience = servers, patience
         self.addresses, self.timeout = servers.addresses, servers.timeout
-        self._local = _ThreadReaders()
+        self._local = threading.local()
         self._readers: weakref.WeakSet[_BatchReader] = weakref.WeakSet()
         self._lock = threading.Lock()  # a set must not grow while it is iterated
 
@@ -182,9 +182,10 @@ class Client:
             TicketError: a row outside ``[0, rows)``.
         """
         command = encode_key(name, fingerprint)
-        reader = self._local.readers.get(command)
+        readers: dict[bytes, _BatchReader] = self._local.__dict__.setdefault("readers", {})
+        reader = readers.get(command)
         if reader is None:
-            reader = self._local.readers[command] = _BatchReader(command, self._servers)
+            reader = readers[command] = _BatchReader(command, self._servers)
             with self._lock:
                 self._readers.add(reader)
         try:
@@ -250,11 +251,6 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class _ThreadReaders(threading.local):
-    def __init__(self) -> None:
-        self.readers: dict[bytes, _BatchReader] = {}
 
 
 class _BatchReader:

@@ -40,7 +40,7 @@ from filelock import FileLock, Timeout
 from penstock import errors
 from penstock.errors import ConfigError, NotCachedError, PenstockError, StorageError, StorageUnavailableError
 from penstock.progress import progress_bar
-from penstock.storage.download import ENTRY, Entry, download, hash_file, new_entry, read_entry, write_entry
+from penstock.storage.download import ENTRY, Entry, download, hash_file, read_entry, write_entry
 from penstock.storage.files import STORED, File
 from penstock.storage.local import cache_root, sync_folder, write_atomically
 from penstock.storage.planned_use import PlannedUses, object_name
@@ -277,7 +277,8 @@ class Cache:
             while True:
                 try:
                     partial.mkdir(exist_ok=True)
-                    entry = read_entry(partial) or new_entry(source, shown(source.url), name)
+                    new = {"url": shown(source.url), "name": name, "size": source.size, "done": 0, "xxh3": ""}
+                    entry = read_entry(partial) or new | {"fingerprint": source.fingerprint}
                     # From then on its size counts. Earlier, others would evict copies for a download that may never
                     # start.
                     reserve = functools.partial(write_entry, partial, entry, sync=False)

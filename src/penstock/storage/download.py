@@ -25,7 +25,7 @@ from penstock.storage.local import write_atomically
 if TYPE_CHECKING:
     from penstock.storage.remote import RemoteSource
 
-__all__ = ["ENTRY", "PIECE", "Entry", "download", "hash_file", "new_entry", "read_entry", "write_entry"]
+__all__ = ["ENTRY", "PIECE", "Entry", "download", "hash_file", "read_entry", "write_entry"]
 
 ENTRY = ".entry.json"
 PIECE = 4 << 20  # bytes after which a download is noted
@@ -92,12 +92,6 @@ class Entry:
         return cls(folder, str(entry.get("url", "")), size, size if complete else stored, used, leased, complete)
 
 
-def new_entry(source: RemoteSource, url: str, name: str) -> dict[str, Any]:
-    """Return the entry of a download that has not begun."""
-    entry = {"version": _VERSION, "url": url, "name": name, "size": source.size, "fingerprint": source.fingerprint}
-    return entry | {"done": 0, "xxh3": ""}
-
-
 def read_entry(folder: Path) -> dict[str, Any] | None:
     """Return the entry of a folder; None if it is unreadable, or of another version."""
     try:
@@ -112,7 +106,7 @@ def read_entry(folder: Path) -> dict[str, Any] | None:
 def write_entry(folder: Path, entry: dict[str, Any], *, sync: bool = True) -> None:
     """Write the entry of a folder atomically; without ``sync`` a power cut may lose it."""
     with write_atomically(folder / ENTRY, sync=sync) as out:
-        out.write(json.dumps(entry).encode())
+        out.write(json.dumps({"version": _VERSION} | entry).encode())
 
 
 def hash_file(descriptor: int, size: int) -> xxhash.xxh3_64:

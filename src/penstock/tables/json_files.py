@@ -189,12 +189,9 @@ class JsonFiles(FilesSource):
 
     def facts(self, shards: Sequence[int]) -> list[Facts]:
         """Return facts of files, to finish an epoch that began before they were counted."""
-        found, counts = [], np.diff(self.starts).tolist()
-        for number in shards:
-            source = self.maps.sources.get(number)
-            version = self.maps.fingerprint(number) if source is None else source.fingerprint
-            found.append(Facts(None, counts[number], version))
-        return found
+        counts, sources = np.diff(self.starts).tolist(), self.maps.sources
+        versions = [sources[at].fingerprint if at in sources else self.maps.fingerprint(at) for at in shards]
+        return [Facts(None, counts[at], version) for at, version in zip(shards, versions, strict=True)]
 
     def blocks(self) -> tuple[int, int] | None:
         """Return block size and window of a block shuffle that decodes each frame once; None for plain files.
