@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, ManifestError, StorageError, StorageNotFoundError
-from penstock.manifest.fields import BadRow
+from penstock.manifest.fields import BadRow, parse_rows
 from penstock.manifest.formats.base import LinePart, Part, join_root
 from penstock.manifest.scan import shorten
 from penstock.manifest.table import Manifest
@@ -151,18 +151,13 @@ class _Check:
         for row, line in zip(rows.tolist(), lines, strict=True):
             if not line.isascii() and _SURROGATE.search(line):
                 self._add(part, row, "utf-8", "not UTF-8", line)
-        try:
-            return part.parser.parse(lines)[0], rows
-        except BadRow:
-            pass
-        paths, good = [], []
-        for row, line in zip(rows.tolist(), lines, strict=True):
-            try:
-                paths.append(part.parser.parse_one(line)[0])
-                good.append(row)
-            except BadRow as bad:
-                self._add(part, row, bad.kind, bad.reason, line)
-        return paths, np.array(good, dtype=np.int64)
+        wrong: list[int] = []
+
+        def note(bad: BadRow, number: int) -> None:
+            self._add(part, int(rows[number]), bad.kind, bad.reason, lines[number])
+            wrong.append(number)
+
+        return parse_rows(part.parser, lines, note)[0], np.delete(rows, wrong)
 
     def _find_duplicates(self, hashes: npt.NDArray[np.int64]) -> None:
         ordered = np.sort(hashes[hashes != 0])  # 0 marks rows that did not parse

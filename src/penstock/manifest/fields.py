@@ -7,30 +7,31 @@ are more likely mistakes than intended, so they raise errors here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 from penstock.manifest.options import Column
 
-__all__ = ["BadRow", "convert", "floats", "in_range", "integers"]
+__all__ = ["BadRow", "Parser", "convert", "convert_all", "floats", "in_range", "integers", "parse_rows", "places_of"]
 
 _INT = b"0123456789+-"
 _FLOAT = _INT + b".eEinftyaINFTYA"
 _LOW, _HIGH = -(1 << 63), (1 << 63) - 1
 
 
-class BadRow(Exception):
-    """A row that does not parse: its index in the batch, the kind of problem, the reason in words, and what to do."""
+class BadRow(ValueError):
+    """A row that does not parse: the kind of problem, the reason in words, and what to do."""
 
-    def __init__(self, index: int, kind: str, reason: str, hint: str = "") -> None:
-        super().__init__(index, kind, reason, hint)
-        self.index, self.kind, self.reason, self.hint = index, kind, reason, hint
+    def __init__(self, kind: str, reason: str, hint: str = "") -> None:
+        super().__init__(kind, reason, hint)
+        self.kind, self.reason, self.hint = kind, reason, hint
 
     @classmethod
-    def of_value(cls, index: int, column: Column, found: object, error: ValueError) -> BadRow:
+    def of_value(cls, column: Column, found: object, error: ValueError) -> BadRow:
         """Return the error for a value that does not parse."""
         names = column.name == "label" and column.kind != "str" and isinstance(found, str) and found[:1].isalpha()
         hint = ". For names of classes pass label='str'" if names else ""
-        return cls(index, column.name, f"{column.name} {repr(found)[:80]} is {error}", hint)
+        return cls(column.name, f"{column.name} {repr(found)[:80]} is {error}", hint)
 
 
 def _check_characters(texts: Sequence[str], allowed: bytes, name: str) -> None:
@@ -73,3 +74,52 @@ def convert(column: Column, fields: Sequence[Sequence[str]]) -> list[Any]:
     """Return the values of a column from its ``column.fields`` sequences of texts; lists become tuples."""
     values = [_CONVERTERS[column.kind](texts) for texts in fields]
     return list(zip(*values, strict=True)) if column.width else values[0]
+
+
+def convert_all(
+    places: Sequence[tuple[Column, slice]],
+    fields: Sequence[Sequence[str]],
+    separator: str = " ",
+    convert: Any = convert,
+) -> list[list[Any]]:
+    """Return the values of columns, each at its place in the fields. BadRow tells why the first row does not parse."""
+    values = []
+    for column, place in places:
+        try:
+            values.append(convert(column, fields[place]))
+        except ValueError as error:
+            found = separator.join(texts[0] for texts in fields[place])
+            raise BadRow.of_value(column, found, error) from None
+    return values
+
+
+def places_of(columns: Sequence[Column]) -> dict[str, slice]:
+    """Return the fields of each column, by name, in rows that have these columns in this order."""
+    ends = list(accumulate(column.fields for column in columns))
+    return {column.name: slice(end - column.fields, end) for column, end in zip(columns, ends, strict=True)}
+
+
+class Parser(Protocol):
+    """Parses rows, such as lines, into values."""
+
+    columns: tuple[Column, ...]
+
+    def parse(self, rows: list[Any]) -> list[list[Any]]:
+        """Return one list of values for each of ``columns``; ValueError if `parse_one` has to read each row."""
+
+    def parse_one(self, row: Any) -> list[Any]:
+        """Return the values of one row, one for each of ``columns``; BadRow if it does not parse."""
+
+
+def parse_rows(parser: Parser, rows: list[Any], fail: Callable[[BadRow, int], object]) -> list[list[Any]]:
+    """Return one list of values for each column. ``fail`` is called with the number of a row that does not parse."""
+    try:
+        return parser.parse(rows)
+    except ValueError:
+        found = []
+        for number, row in enumerate(rows):
+            try:
+                found.append(parser.parse_one(row))
+            except BadRow as bad:
+                fail(bad, number)
+        return list(map(list, zip(*found, strict=True))) or [[] for _ in parser.columns]

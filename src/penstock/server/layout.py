@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from penstock.errors import ManifestError, ServerError
 from penstock.manifest import Manifest
-from penstock.manifest.formats.base import LinePart, Parser
+from penstock.manifest.fields import Parser
+from penstock.manifest.formats.base import LinePart
 from penstock.manifest.formats.jsonl import JsonParser
 from penstock.manifest.formats.text import TextParser
 from penstock.manifest.options import Column

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from penstock.errors import ManifestError
 from penstock.manifest import Manifest, Record
-from penstock.manifest.fields import BadRow
+from penstock.manifest.fields import BadRow, Parser
 from penstock.manifest.formats.arrow import ColumnPart
-from penstock.manifest.formats.base import ParsedPart, Parser, Part
+from penstock.manifest.formats.base import ParsedPart, Part
 from penstock.manifest.indices import Indices, Rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.scan import shorten

@@ -12,16 +12,16 @@ import os
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ConfigError, ManifestError
-from penstock.manifest.fields import BadRow
+from penstock.manifest.fields import BadRow, Parser, parse_rows
 from penstock.manifest.lines import LineIndex, texts
-from penstock.manifest.options import Column, Options
+from penstock.manifest.options import Options
 from penstock.manifest.scan import LineRules, shorten
 from penstock.storage import File
 from penstock.storage.urls import scheme
@@ -35,7 +35,6 @@ __all__ = [
     "Context",
     "LinePart",
     "ParsedPart",
-    "Parser",
     "Part",
     "format_of",
     "join_root",
@@ -137,18 +136,6 @@ def _line_schema() -> pa.Schema:
     return pa.schema([("line", pa.large_binary())])
 
 
-class Parser(Protocol):
-    """Parses the text of rows into values."""
-
-    columns: tuple[Column, ...]
-
-    def parse(self, lines: list[str]) -> list[list[Any]]:
-        """Return one list of values for each of ``columns``; BadRow if a line does not parse."""
-
-    def parse_one(self, line: str) -> list[Any]:
-        """Return the values of one line, one for each of ``columns``."""
-
-
 def format_of(path: str, format: str = "auto") -> str:
     """Return the name of the format: as given, or for "auto" by the extension; unknown extensions are text."""
     if format == "auto":
@@ -223,10 +210,7 @@ class ParsedPart(Part):
         return pa.RecordBatch.from_arrays([self.raw(rows, most)], schema=_line_schema())
 
     def _parse(self, lines: list[str], rows: Rows) -> list[list[Any]]:
-        try:
-            return self.parser.parse(lines)
-        except BadRow as bad:
-            self._fail(bad, int(rows[bad.index]))
+        return parse_rows(self.parser, lines, lambda bad, number: self._fail(bad, int(rows[number])))
 
     def table(self, rows: Rows, prefix: str) -> pa.Table:
         import pyarrow as pa
@@ -252,7 +236,7 @@ class ParsedPart(Part):
                 try:
                     str(value).encode()
                 except UnicodeEncodeError:
-                    self._fail(BadRow(0, "utf-8", f"{field.name} is not UTF-8"), row)
+                    self._fail(BadRow("utf-8", f"{field.name} is not UTF-8"), row)
             raise
 
 

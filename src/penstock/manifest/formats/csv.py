@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ManifestError
-from penstock.manifest.fields import BadRow, convert, floats
+from penstock.manifest.fields import BadRow, convert, convert_all, floats, parse_rows, places_of
 from penstock.manifest.formats.arrow import ArrowPart, convert_batches
 from penstock.manifest.formats.base import Context
 from penstock.manifest.options import Blank, Column, Options
@@ -94,62 +94,42 @@ def read_records(source: File, delimiter: str, blank: Blank = "skip", comment: s
 
 
 class _Parser:
-    """Selects the columns of records of ``count`` fields: ``places`` holds the field numbers of each column.
+    """Selects the columns of records of ``count`` fields, each at its place.
 
     A column of several values spans as many fields, or is one field of values separated by spaces.
     """
 
-    def __init__(
-        self, path: str, columns: tuple[Column, ...], places: list[list[int]], count: int, delimiter: str
-    ) -> None:
-        self._path, self._pairs = path, list(zip(columns, places, strict=True))
+    def __init__(self, columns: tuple[Column, ...], places: list[slice], count: int, delimiter: str) -> None:
+        self.columns, self._places = columns, list(zip(columns, places, strict=True))
         self._count, self._delimiter = count, delimiter
 
-    def parse(self, records: list[Record]) -> list[Sequence[Any]]:
-        """Return the values of each column; ManifestError, with the line, for a record that does not parse."""
-        try:
-            fields = list(zip(*(fields for _, fields in records), strict=True))
-            if len(fields) != self._count:
-                raise ValueError
-            values = [self._values(column, [fields[k] for k in place]) for column, place in self._pairs]
-            if "" in values[0]:
-                raise ValueError
-            return values
-        except ValueError:
-            for record in records:
-                self._check(*record)
-            raise
-
-    def _values(self, column: Column, fields: Sequence[Sequence[str]]) -> Sequence[Any]:
-        if column.kind not in ("str", "any"):
-            fields = [[cell.strip(" \t") for cell in cells] for cells in fields]
-        if column.width and len(fields) == 1:
-            lists = [cell.split() for cell in fields[0]]
-            if any(len(cells) != column.width for cells in lists):
-                raise ValueError(f"not {column.width} values separated by spaces")
-            fields = list(zip(*lists, strict=True))
-        return convert(column, fields)
-
-    def _check(self, line: int, found: list[str]) -> None:
-        content = shorten(self._delimiter.join(found))
-        if len(found) != self._count:
+    def parse(self, records: list[Record]) -> list[list[Any]]:
+        found = [fields for _, fields in records]
+        if set(map(len, found)) != {self._count}:
             hint = "; name all of them with columns=, with '_' for fields to ignore"
-            raise ManifestError(
-                f"{self._path}, line {line}: expected {self._count} fields, found {len(found)}"
-                f"{hint if self._count == len(self._pairs) else ''}: {content}"
-            ) from None
-        for column, place in self._pairs:
-            cells = [found[k] for k in place]
-            try:
-                self._values(column, [[cell] for cell in cells])
-            except ValueError as error:
-                bad = BadRow.of_value(0, column, self._delimiter.join(cells), error)
-                raise ManifestError(f"{self._path}, line {line}: {bad.reason}: {content}{bad.hint}") from None
-        if not found[self._pairs[0][1][0]]:
-            raise ManifestError(f"{self._path}, line {line}: the path is empty: {content}") from None
+            hint = hint if self._count == len(self._places) else ""
+            raise BadRow("fields", f"expected {self._count} fields, found {len(found[0])}{hint}")
+        columns = convert_all(self._places, list(zip(*found, strict=True)), self._delimiter, _values)
+        if "" in columns[0]:
+            raise BadRow("path", "the path is empty")
+        return columns
+
+    def parse_one(self, record: Record) -> list[Any]:
+        return [values[0] for values in self.parse([record])]
 
 
-def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict[str, list[int]], count: int) -> bool:
+def _values(column: Column, fields: Sequence[Sequence[str]]) -> Sequence[Any]:
+    if column.kind not in ("str", "any"):
+        fields = [[cell.strip(" \t") for cell in cells] for cells in fields]
+    if column.width and len(fields) == 1:
+        lists = [cell.split() for cell in fields[0]]
+        if any(len(cells) != column.width for cells in lists):
+            raise ValueError(f"not {column.width} values separated by spaces")
+        fields = list(zip(*lists, strict=True))
+    return convert(column, fields)
+
+
+def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: list[slice], count: int) -> bool:
     """Return whether the first record holds names of columns, where its name for the paths is unknown.
 
     It has no number and no path of several parts. Its name for the paths is a usual one, or the next records have
@@ -159,12 +139,13 @@ def _is_header(first: list[list[str]], columns: tuple[Column, ...], places: dict
     rows = [row for row in rows if len(row) == len(head)]
     if any(is_number(text) or "/" in text or "\\" in text for text in head):
         return False
-    place = places["path"][0]
+    place = places[0].start
     # With another number of fields no record is a sample, so any of them may show that it is a header.
     candidates = head[place : place + 1] if len(head) == count else head
     if any(_PATHS.fullmatch(re.sub(r"[\W_]", "", text.lower())) for text in candidates):
         return True
-    numbers = [k for column in columns if column.kind in ("int", "float") for k in places[column.name]]
+    numeric = [its for column, its in zip(columns, places, strict=True) if column.kind in ("int", "float")]
+    numbers = [k for its in numeric for k in range(count)[its]]
     if len(head) != count or not rows or not all(_NAME.fullmatch(head[k]) for k in [place, *numbers]):
         return False
     if numbers and all(is_number(row[k]) for row in rows for k in numbers):
@@ -199,26 +180,29 @@ def _open(delimiter: str, path: str, options: Options, context: Context) -> Arro
                     f"{path} has {problem} {column.source!r}; its header is {shorten(','.join(head))}. Choose with "
                     "columns={'path': ..., 'label': ...}, leave the label out with label=None, or pass header=False"
                 )
-        places, count = [[head.index(column.source)] for column in wanted], len(head)
+        found = [head.index(column.source) for column in wanted]
+        places, count = [slice(k, k + 1) for k in found], len(head)
     else:
-        by_position, count = dict[str, list[int]](), 0
-        for column in options.columns:
-            by_position[column.name] = list(range(count, count + column.fields))
-            count += column.fields
-        if options.header == "auto" and first and _is_header(first, wanted, by_position, count):
+        by_name, count = places_of(options.columns), sum(column.fields for column in options.columns)
+        places = [by_name[column.name] for column in wanted]
+        if options.header == "auto" and first and _is_header(first, wanted, places, count):
             raise ManifestError(
                 f"{path}: its first record {shorten(delimiter.join(head))} looks like a header. Choose its "
                 "columns with header=True, columns={'path': ..., 'label': ...}; if it is a sample, pass header=False"
             )
-        places = [by_position[column.name] for column in wanted]
     schema = pa.schema([(column.name, column.arrow_type or pa.string()) for column in wanted])
-    parser = _Parser(path, wanted, places, count, delimiter)
+    parser = _Parser(wanted, places, count, delimiter)
+
+    def fail(bad: BadRow, line: int, fields: list[str]) -> NoReturn:
+        content = shorten(delimiter.join(fields))
+        raise ManifestError(f"{path}, line {line}: {bad.reason}: {content}{bad.hint}") from None
 
     def batches() -> Iterator[pa.RecordBatch]:
         records = islice(read_records(source, *how), int(bool(header)), None)
         while some := list(islice(records, _ROWS)):
+            columns = parse_rows(parser, some, lambda bad, number: fail(bad, *some[number]))
             arrays = []
-            for values, field in zip(parser.parse(some), schema, strict=True):
+            for values, field in zip(columns, schema, strict=True):
                 try:
                     arrays.append(pa.array(values, field.type))
                 except UnicodeEncodeError:  # a path may be any bytes, which Arrow refuses as text

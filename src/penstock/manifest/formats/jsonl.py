@@ -26,33 +26,25 @@ class JsonParser:
 
     def parse(self, lines: list[str]) -> list[list[Any]]:
         try:
-            objects = [_decode(line) for line in lines]
-            if not all(type(item) is dict for item in objects):
-                raise ValueError
-            return [_values(column, [item[column.source] for item in objects]) for column in self.columns]
-        except (ValueError, KeyError, RecursionError):
-            columns = zip(*(self._parse_one(k, line) for k, line in enumerate(lines)), strict=True)
-            return [list(column) for column in columns]
+            objects = list(map(_decode, lines))
+        except (ValueError, RecursionError) as error:
+            raise BadRow("fields", f"not JSON ({error})") from None
+        for item in objects:
+            if type(item) is not dict:
+                raise BadRow("fields", f"expected a JSON object, found {type(item).__name__}")
+        columns = []
+        for column in self.columns:
+            try:
+                found = [item[column.source] for item in objects]
+                columns.append(_values(column, found))
+            except KeyError:
+                raise BadRow("fields", f"no key {column.source!r}") from None
+            except ValueError as error:
+                raise BadRow.of_value(column, found[0], error) from None
+        return columns
 
     def parse_one(self, line: str) -> list[Any]:
         return [values[0] for values in self.parse([line])]
-
-    def _parse_one(self, index: int, line: str) -> list[Any]:
-        try:
-            item = _decode(line)
-        except (ValueError, RecursionError) as error:
-            raise BadRow(index, "fields", f"not JSON ({error})") from None
-        if not isinstance(item, dict):
-            raise BadRow(index, "fields", f"expected a JSON object, found {type(item).__name__}")
-        values = []
-        for column in self.columns:
-            if column.source not in item:
-                raise BadRow(index, "fields", f"no key {column.source!r}")
-            try:
-                values.append(_values(column, [item[column.source]])[0])
-            except ValueError as error:
-                raise BadRow.of_value(index, column, item[column.source], error) from None
-        return values
 
 
 def _values(column: Column, values: list[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.manifest.fields import BadRow, convert
+from penstock.manifest.fields import BadRow, convert_all, places_of
 from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
 from penstock.manifest.options import IGNORED, Column, Options
 from penstock.storage import File
@@ -27,10 +27,7 @@ class TextParser:
             raise ConfigError(f"columns: in text the first one must be 'path', not {columns[0].name!r}")
         self.columns, self.stored = wanted, columns
         self._fields = sum(column.fields for column in columns[1:])
-        position, places = 1, {"path": slice(0, 1)}
-        for column in columns[1:]:
-            places[column.name] = slice(position, position + column.fields)
-            position += column.fields
+        places = places_of(columns)
         kinds = [column.kind for column in columns[1:] for _ in range(column.fields)]
         self._texts = [k for k, kind in enumerate(kinds) if kind in ("str", "any")]
         self._places = [(column, places[column.name]) for column in wanted]
@@ -39,36 +36,12 @@ class TextParser:
         self._usual = [(c.name, c.kind, c.width) for c in columns] == [("path", "str", 0), ("label", "int", 0)]
 
     def parse_one(self, line: str) -> list[Any]:
-        """Return the values of one line, as `parse` does, with a fast path for plain ``path 123``."""
+        """Return the values of one line, with any spacing; with a fast path for plain ``path 123``."""
         if self._usual:
             path, _, text = line.rpartition(" ")
             if path and text.isdecimal() and text.isascii() and len(text) < 19:
                 return [path if path[0] > " " < path[-1] else path.strip(_SEPARATORS), int(text)]
-        return [values[0] for values in self.parse([line])]
-
-    def parse(self, lines: list[str]) -> list[list[Any]]:
-        count = self._fields
-        if not lines:
-            return [[] for _ in self.columns]
-        rows = [line.rsplit(" ", count) if count else [line] for line in lines]
-        try:
-            first, *rest = zip(*rows, strict=True)
-            if len(rest) != count or any("" in rest[k] or "\t" in "".join(rest[k]) for k in self._texts):
-                raise ValueError
-            # The last `count` spaces separate the fields (a tab or an empty text does not parse as a number); the rest
-            # is the path.
-            paths = [text.strip(_SEPARATORS) for text in first]
-            if "" in paths:
-                raise ValueError
-            fields: list[Any] = [paths, *rest]
-            return [convert(column, fields[place]) for column, place in self._places]
-        except ValueError:
-            columns = zip(*(self._parse_one(k, line) for k, line in enumerate(lines)), strict=True)
-            return [list(column) for column in columns]
-
-    def _parse_one(self, index: int, line: str) -> list[Any]:
-        """Return the values of a line with any spacing; BadRow, with the reason, if it does not parse."""
-        rest, fields = line.strip(_SEPARATORS), []
+        rest, fields = line.strip(_SEPARATORS), list[list[str]]()
         for _ in range(self._fields):
             cut = max(rest.rfind(" "), rest.rfind("\t"))
             if cut < 0:
@@ -76,16 +49,23 @@ class TextParser:
             fields.append([rest[cut + 1 :]])
             rest = rest[:cut].rstrip(_SEPARATORS)
         if len(fields) < self._fields or not rest:
-            raise BadRow(index, "fields", f"expected '{self._expected}', found too few fields")
-        fields = [[rest], *fields[::-1]]
-        values = []
-        for column, place in self._places:
-            try:
-                values.append(convert(column, fields[place])[0])
-            except ValueError as error:
-                found = " ".join(text[0] for text in fields[place])
-                raise BadRow.of_value(index, column, found, error) from None
-        return values
+            raise BadRow("fields", f"expected '{self._expected}', found too few fields")
+        return [values[0] for values in convert_all(self._places, [[rest], *fields[::-1]])]
+
+    def parse(self, lines: list[str]) -> list[list[Any]]:
+        count = self._fields
+        if not lines:
+            return [[] for _ in self.columns]
+        rows = [line.rsplit(" ", count) if count else [line] for line in lines]
+        first, *rest = zip(*rows, strict=True)
+        if len(rest) != count or any("" in rest[k] or "\t" in "".join(rest[k]) for k in self._texts):
+            raise ValueError
+        # The last `count` spaces separate the fields (a tab or an empty text does not parse as a number); the rest is
+        # the path.
+        paths = [text.strip(_SEPARATORS) for text in first]
+        if "" in paths:
+            raise ValueError
+        return convert_all(self._places, [paths, *rest])
 
 
 def open_text(path: str, options: Options, context: Context) -> LinePart:
