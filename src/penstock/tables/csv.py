@@ -10,6 +10,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.csv
@@ -54,14 +55,8 @@ def converted_table(source: File, delimiter: str) -> File:
     """
     key = f"table {delimiter}".encode()
     try:
-        return converted(
-            source,
-            key,
-            lambda: _read(source, delimiter),
-            lambda mapped, _: mapped,
-            Context(),
-            "set XDG_CACHE_HOME to another folder",
-        )
+        read, instead = partial(_read, source, delimiter), "set XDG_CACHE_HOME to another folder"
+        return converted(source, key, read, Context(), instead)[0]
     except ManifestError as error:
         raise _ERRORS.get(type(error), DataFileError)(str(error)) from error
 

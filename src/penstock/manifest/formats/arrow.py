@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +24,13 @@ from penstock.manifest.formats.columns import (
     INVALID,
     as_batch,
     cast_batch,
-    damage_of,
+    check_sound,
     final_schema,
     is_mapped,
     offsets_of,
     reordered,
 )
-from penstock.manifest.indices import Rows, as_arrow, grouped
+from penstock.manifest.indices import Rows, as_arrow, by_part
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import hash_file
@@ -41,8 +41,6 @@ from penstock.storage.derived import load_or_write
 from penstock.storage.urls import ABSOLUTE
 
 __all__ = ["ArrowPart", "ColumnPart", "convert_batches", "converted", "open_arrow", "open_parquet"]
-
-T = TypeVar("T")
 
 _RULES = 0  # an Arrow file has no line rules
 _KEY = b"penstock"
@@ -129,11 +127,10 @@ class ArrowPart(ColumnPart):
         self.check()
         if not rows.size:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
-        numbers = np.searchsorted(self._starts, rows, "right") - 1
-        local, groups, parts, size = rows - self._starts[numbers], grouped(numbers), [], 0
+        parts, groups, size = [], [], 0
         try:
-            for where in groups:
-                batch, some = self._checked_batch(int(numbers[where[0]])), local[where]
+            for number, places, some in by_part(self._starts, rows):
+                batch = self._checked_batch(number)
                 for column in batch.columns if most is not None else ():
                     if (offsets := offsets_of(column)) is not None:
                         size += int((offsets[some + 1] - offsets[some]).sum(dtype=np.int64))
@@ -141,6 +138,7 @@ class ArrowPart(ColumnPart):
                     raise TooMuch
                 # Batch by batch: Arrow's take from a table would first copy all batches into one.
                 parts.append(batch.take(as_arrow(some)))
+                groups.append(places)
             return cast_batch(self.path, reordered(parts, groups), self._columns, self.schema, rows)
         except INVALID as error:
             raise _damaged(self.path, error) from error
@@ -166,9 +164,7 @@ class ArrowPart(ColumnPart):
         """
         batch = self._batches[number]
         if not self._sound[number]:
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                if why := damage_of(column):
-                    raise ManifestError(f"{self.path} is damaged in column {name!r}, record batch {number}: {why}")
+            check_sound(self.path, batch, f"record batch {number}")
             self._sound[number] = 1
         return batch
 
@@ -251,9 +247,7 @@ def _convert(
         try:
             for batch in batches:
                 rows = np.arange(start, start + batch.num_rows)
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if why := damage_of(column):  # Arrow would follow a bad offset and crash the process
-                        raise ManifestError(f"{source.path} is damaged in column {name!r}, after row {start}: {why}")
+                check_sound(source.path, batch, f"after row {start}")
                 start += batch.num_rows
                 yield cast_batch(source.path, batch, options.wanted, final, rows)
         except INVALID as error:
@@ -282,47 +276,42 @@ def convert_batches(
         context: see `converted`.
     """
     columns = tuple(replace(column, source=column.name) for column in options.wanted)
-    return converted(
-        source,
-        key,
-        lambda: (schema, batches),
-        lambda mapped, digest: ArrowPart(source, mapped, columns, digest, key),
-        context,
-    )
+    mapped, digest = converted(source, key, lambda: (schema, batches), context)
+    return ArrowPart(source, mapped, columns, digest, key)
 
 
 def converted(
     source: File,
     key: bytes,
     read: Callable[[], tuple[pa.Schema, Iterable[pa.RecordBatch]]],
-    use: Callable[[File, bytes], T],
     context: Context,
     instead: str = "",
-) -> T:
-    """Return ``use(conversion, hash of the source)``. The source is converted if ``use`` cannot read a conversion.
+) -> tuple[File, bytes]:
+    """Return the conversion of a source, made if it is missing, damaged or out of date, and the hash of the source.
 
     Args:
         source: the file to convert.
         key: all that the conversion depends on besides the source.
         read: returns schema and batches of the conversion.
-        use: raises ManifestError or ValueError, such as ArrowInvalid, for a damaged conversion.
         context: where conversions are, and whether to show a bar.
         instead: what to do if it cannot be written; by default, to choose another ``cache_dir``.
     """
     rules = xxhash.xxh3_64_intdigest(key)
     target = places(source.path, f".{rules:016x}.arrow", context.cache_dir)[-1]
 
-    def load(path: Path) -> T | None:
+    def load(path: Path) -> tuple[File, bytes] | None:
         if not path.exists():
             return None
         mapped = File(str(path))
         try:
-            metadata = _open_mapped(mapped).schema.metadata or {}
-            header = Header.unpack(bytes.fromhex(metadata.get(_KEY, b"").decode()))
+            reader = _open_mapped(mapped)
+            header = Header.unpack(bytes.fromhex((reader.schema.metadata or {}).get(_KEY, b"").decode()))
             if header is None or header.rules != rules or not header.describes(source):
                 return None
-            return use(mapped, header.digest)
-        except (ValueError, ManifestError):
+            for number in range(reader.num_record_batches):
+                reader.get_batch(number)  # an error if it is damaged
+            return mapped, header.digest
+        except (ValueError, *INVALID):
             return None
 
     def write(out: BinaryIO) -> None:

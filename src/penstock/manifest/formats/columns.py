@@ -18,6 +18,7 @@ __all__ = [
     "INVALID",
     "as_batch",
     "cast_batch",
+    "check_sound",
     "damage_of",
     "final_schema",
     "is_mapped",
@@ -139,6 +140,13 @@ def damage_of(column: pa.Array) -> str | None:
     data = column.buffers()[2]
     inside = int(offsets[0]) >= 0 and int(offsets[-1]) <= (0 if data is None else data.size)
     return None if inside and (offsets[1:] >= offsets[:-1]).all() else "text offsets outside of the column"
+
+
+def check_sound(path: str, batch: pa.RecordBatch, where: str) -> None:
+    """Raise ManifestError for a damaged batch: Arrow would follow a bad offset and crash the process."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if why := damage_of(column):
+            raise ManifestError(f"{path} is damaged in column {name!r}, {where}: {why}")
 
 
 def is_mapped(whole: pa.Buffer, batch: pa.RecordBatch) -> bool:
