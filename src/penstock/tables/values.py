@@ -223,26 +223,14 @@ def _lists(array: pa.Array) -> list[Any]:
     inside = array.flatten()
     spans = zip([0, *ends], ends, strict=False)
     if not _is_number(inside.type):
-        flat = as_values(inside)
-        empty = as_array(pa.array([[]], _stored(array.type)))
-        parts = [_stacked(flat[first:last]) if first < last else _own(empty)[0] for first, last in spans]  # type: ignore[arg-type]
+        flat, empty = as_values(inside), as_array(inside.slice(0, 0))
+        parts = [_stacked(flat[first:last]) if first < last else _own(empty) for first, last in spans]  # type: ignore[arg-type]
     elif inside.null_count:
         parts = [_numbers(inside.slice(first, last - first)) for first, last in spans]
     else:
         flat = inside.to_numpy(zero_copy_only=False).copy()
         parts = [flat[first:last] for first, last in spans]
     return _with_nulls(parts, array)
-
-
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """Return the type without extension types, which Arrow cannot convert to values."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _stored(kind.storage_type)
-    if _types.is_fixed_size_list(kind):
-        return pa.list_(_stored(kind.value_type), kind.list_size)
-    if _types.is_large_list(kind):
-        return pa.large_list(_stored(kind.value_type))
-    return pa.list_(_stored(kind.value_type)) if _types.is_list(kind) else kind
 
 
 def _numbers(array: pa.Array) -> Array:
