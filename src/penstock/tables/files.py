@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
-from penstock.storage import File, Storage, io_error, is_remote
+from penstock.storage import File, Storage, is_remote
+from penstock.storage.files import DATA
 from penstock.storage.mapped import MappedFile, MappedFiles, look_at
 from penstock.storage.names import Urls, expand_versions, without_query
 from penstock.storage.remote import RemoteSource
@@ -26,8 +27,16 @@ from penstock.storage.transfer import Stat
 from penstock.storage.urls import is_inside, scheme, shown
 
 __all__ = [
-    *("DESCRIPTIONS", "ENDINGS_IN_FOLDERS", "JSON_ENDINGS", "Found", "FoundFiles", "are_json", "delimiter_of"),
-    *("is_stored_parquet", "open_parts", "table_files"),
+    "DESCRIPTIONS",
+    "ENDINGS_IN_FOLDERS",
+    "JSON_ENDINGS",
+    "Found",
+    "FoundFiles",
+    "are_json",
+    "delimiter_of",
+    "is_stored_parquet",
+    "open_parts",
+    "table_files",
 ]
 
 Found = tuple[str, Stat | None]
@@ -174,7 +183,7 @@ def _read(path: str, storage: Storage) -> Any:
     except (StorageNotFoundError, FileNotFoundError):
         return None
     except OSError as error:
-        raise DataFileIOError(str(io_error(path, error))) from error
+        raise DATA.error(path, error) from error
     try:
         return json.loads(data)
     except ValueError as error:
