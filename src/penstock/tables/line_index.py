@@ -15,6 +15,7 @@ import errno
 import os
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +30,7 @@ from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_
 from penstock.manifest.sidecar import BODY, FRAMES, Header, Sidecar
 from penstock.progress import progress_bar
 from penstock.shards.shard_file import INDEXING
-from penstock.storage import UNWRITABLE, Cache, File, io_error
+from penstock.storage import UNWRITABLE, Cache, File
 from penstock.storage.derived import derived_files, derived_path, limit_given, load_or_write, write_derived
 from penstock.storage.files import DATA
 from penstock.storage.remote import RemoteSource
@@ -107,10 +108,9 @@ def open_index(
     except OSError as error:
         if isinstance(error, PenstockError):
             raise
-        said = str(io_error(path, error, "the index of rows cannot be written:"))
         # ENOENT: the folder was removed.
         remedy = "; or set XDG_CACHE_HOME to another folder" if error.errno in (*UNWRITABLE, errno.ENOENT) else ""
-        raise DataFileIOError(said + remedy) from error
+        raise DATA.error(path, error, "the index of rows cannot be written:", remedy) from error
 
 
 def _place(identity: bytes) -> Path:
@@ -136,7 +136,7 @@ def _load(path: Path) -> TextIndex | None:
     except (FileNotFoundError, ValueError):  # ValueError: it is empty
         return None
     except OSError as error:
-        raise DataFileIOError(str(io_error(copy, error))) from error
+        raise DATA.error(copy, error) from error
     size = sidecar.header.size if is_text else frames[-1, 0]
     return TextIndex(rows, frames, copy, copied) if len(copied) == size else None
 
@@ -150,16 +150,15 @@ def _room_for_text() -> int:
 def _make(name: str, data: Bytes, out: BinaryIO, path: Path, progress: bool | None, as_text: bool) -> None:
     """Write the index of a file to ``out``, for ``path``, and a copy of its text if needed."""
     with progress_bar(f"indexing {os.path.basename(name)}", len(data), progress) as advance:
-        frames = array("q")
         if not is_gzip(data) and not is_zstd(data):
             if wrong := not_text(data[: 64 << 10].tobytes()):
                 raise DataFileError(f"{name} {wrong}; JSON lines have one JSON object a line")
-            _write(name, out, stream(name, data, advance), frames)
+            _write(name, out, stream(name, data, advance), array("q"))
             return
         if as_text and len(data) < (room := _room_for_text()):
             try:
                 with write_derived(path.with_suffix(".txt")) as text:
-                    _write(name, out, _as_text(stream(name, data, advance), text, room), frames, _TEXT)
+                    _write(name, out, _as_text(stream(name, data, advance), text, room), array("q"), _TEXT)
                 return
             except OSError as error:
                 # The disk has no space for the text. A copy in frames is smaller.
@@ -167,16 +166,12 @@ def _make(name: str, data: Bytes, out: BinaryIO, path: Path, progress: bool | No
                     raise
             except _TooLarge:
                 pass
-            out.seek(0)
-            out.truncate()
         if is_zstd(data):
-            try:
+            frames = array("q")
+            with suppress(_TooLarge):
                 _write(name, out, _in_frames(name, data, frames, advance), frames)
                 return
-            except _TooLarge:
-                frames = array("q")
-                out.seek(0)
-                out.truncate()
+        frames = array("q")
         # The index appears last, so that its copy exists.
         with write_derived(path.with_suffix(".zst")) as copied:
             _write(name, out, _copied(stream(name, data, advance), copied, frames), frames, _COPIED)
@@ -237,7 +232,9 @@ def _copied(pieces: Iterator[bytes], copy: BinaryIO, frames: array[int]) -> Iter
 
 
 def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int], copied: int = 0) -> None:
-    """Write an index. ``frames`` is filled while the pieces are consumed; ``copied`` is the flag of a copy."""
+    """Write an index anew. ``frames`` is filled while the pieces are consumed; ``copied`` is the flag of a copy."""
+    out.seek(0)
+    out.truncate()
     out.write(bytes(BODY))
     scanner = Scanner(_RULES, out)
     try:
