@@ -68,14 +68,23 @@ class Manifest:
     Every read raises ManifestChangedError for a file that changed since it was opened, and ManifestError, with file,
     line and content, for a row that does not parse. ``manifest[i]`` of a text or JSONL file checks the size each
     time, and the modification time once a millisecond: within that time, a rewrite of the same size may go unnoticed.
+
+    Attributes:
+        view: the rows of the whole manifest that this one holds: all, unless it is a view.
+        root: the folder or URL that relative paths are joined to.
+        storage: the storage options for URLs, as given.
+        cache_dir: the folder for indexes, as given; None: beside the sources, or the user's cache.
+        parts: the open sources, for tools that need more than a table.
     """
 
     def __init__(self, parts: Sequence[Part], root: str | None, reopen: dict[str, Any], rows: range | None) -> None:
         """Internal: call `Manifest.open`."""
-        self._parts, self._reopen, self._root = tuple(parts), reopen, root
+        self.parts, self._reopen, self.root = tuple(parts), reopen, root
+        self.storage: Storage | None = reopen.get("storage")
+        self.cache_dir: str | None = reopen.get("cache_dir")
         self._starts = np.cumsum([0, *(part.rows for part in parts)])
         self._whole = range(int(self._starts[-1]))
-        self._range = self._whole if rows is None else rows
+        self.view = self._whole if rows is None else rows
         self._only = parts[0] if len(parts) == 1 else None
         self._prefix = "" if root is None else os.path.join(root, "")
         names = parts[0].names
@@ -167,55 +176,33 @@ class Manifest:
     # ------------------------------------------------------------------ properties
 
     def __len__(self) -> int:
-        return len(self._range)
+        return len(self.view)
 
     @property
     def rows(self) -> int:
         """The number of rows (in a view: of the view)."""
-        return len(self._range)
+        return len(self.view)
 
     @property
     def sources(self) -> tuple[Path, ...]:
         """The files, as absolute paths in order."""
-        return tuple(Path(part.path) for part in self._parts)
+        return tuple(Path(part.path) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
         """Size of the files in bytes."""
-        return sum(part.nbytes for part in self._parts)
+        return sum(part.nbytes for part in self.parts)
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of `take`: path, label, then the others."""
-        schema: pa.Schema = self._parts[0].schema.remove_metadata()
+        schema: pa.Schema = self.parts[0].schema.remove_metadata()
         return schema
 
     @property
     def columns(self) -> list[str]:
         """The names in `schema`."""
-        return list(self._parts[0].names)
-
-    @property
-    def view(self) -> range:
-        """The rows of the whole manifest that this one holds: all, unless it is a view."""
-        return self._range
-
-    @property
-    def root(self) -> str | None:
-        """The folder or URL that relative paths are joined to."""
-        return self._root
-
-    @property
-    def storage(self) -> Storage | None:
-        """The storage options for URLs, as given."""
-        storage: Storage | None = self._reopen.get("storage")
-        return storage
-
-    @property
-    def cache_dir(self) -> str | None:
-        """The folder for indexes, as given; None: beside the sources, or the user's cache."""
-        folder: str | None = self._reopen.get("cache_dir")
-        return folder
+        return list(self.parts[0].names)
 
     @property
     def classes(self) -> list[str] | None:
@@ -223,15 +210,10 @@ class Manifest:
         names = self._reopen.get("classes")
         return None if names is None else list(names)
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The open sources, for tools that need more than a table."""
-        return self._parts
-
     def locate(self, row: int) -> tuple[Part, int]:
         """Return the source that holds a row of the whole manifest, and the row's number in it."""
         number = int(np.searchsorted(self._starts, row, "right")) - 1
-        return self._parts[number], row - int(self._starts[number])
+        return self.parts[number], row - int(self._starts[number])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -240,12 +222,12 @@ class Manifest:
         Paths, root and times are not part of it, so a copy on another machine has the same fingerprint.
         """
         whole = self.whole_fingerprint
-        return whole if self._range == self._whole else view_fingerprint(whole, self._range)
+        return whole if self.view == self._whole else view_fingerprint(whole, self.view)
 
     @property
     def whole_fingerprint(self) -> str:
         """The fingerprint of the whole manifest, whose rows `Record.row` counts, even for a view."""
-        return combine([part.fingerprint for part in self._parts])
+        return combine([part.fingerprint for part in self.parts])
 
     def prefix_fingerprint(self, rows: int) -> str:
         """Return the fingerprint that this manifest had when it held only its first ``rows`` rows.
@@ -282,12 +264,15 @@ class Manifest:
         Raises:
             ManifestError: a view, or rows outside ``[0, len]``.
         """
-        if self._range != self._whole:
+        if self.view != self._whole:
             raise ManifestError("a view has no prefix; ask the whole manifest")
         if not 0 <= rows <= len(self):
             raise ManifestError(f"rows must be from 0 to {len(self)}, not {rows}")
+        return self._prefixes(rows)
+
+    def _prefixes(self, rows: int) -> list[str]:
         start, before, results = 0, list[str](), list[str]()
-        for part in self._parts:
+        for part in self.parts:
             if start <= rows <= start + part.rows:
                 results += [combine([*before, last]) for last in part.fingerprints_at(rows - start)]
             start += part.rows
@@ -301,20 +286,20 @@ class Manifest:
             ManifestError: as `open`; or the view exceeds the current number of rows.
         """
         whole = Manifest.open(**self._reopen, progress=False)
-        if self._range == self._whole:
+        if self.view == self._whole:
             return whole
-        if self._range and max(self._range[0], self._range[-1]) >= len(whole):
+        if self.view and max(self.view[0], self.view[-1]) >= len(whole):
             raise ManifestError(
                 f"{self!r} is a view that exceeds the {counted(len(whole), 'row')} of the current files"
             )
-        return whole._view(self._range)
+        return whole._view(self.view)
 
     def check_unchanged(self) -> None:
         """Raise ManifestChangedError if a file was truncated, written to or touched since; costs one fstat a file.
 
         A file that was *replaced* by a rename does not count as changed: this manifest keeps reading the old one.
         """
-        for part in self._parts:
+        for part in self.parts:
             part.check()
 
     # ------------------------------------------------------------------ reading
@@ -326,9 +311,9 @@ class Manifest:
     def __getitem__(self, index: SupportsIndex | slice) -> Record | Manifest:
         """Return one record, or a view for a slice. Negative indices count from the end; IndexError outside."""
         if isinstance(index, slice):
-            return self._view(self._range[index])
+            return self._view(self.view[index])
         try:
-            row = self._range[index]
+            row = self.view[index]
         except IndexError:
             raise IndexError(f"row {index} is out of range for a manifest of {len(self)} rows") from None
         if self._only is not None:
@@ -380,7 +365,7 @@ class Manifest:
         Raises:
             ManifestError: as every read; also for files whose rows are stored in columns: CSV, Parquet and Arrow.
         """
-        first = self._parts[0]
+        first = self.parts[0]
         if not isinstance(first, ParsedPart):
             raise ManifestError(f"{first.path} has columns and not lines, so it has no raw text; use take")
         return first.raw(self._rows(indices)) if self._only is not None else self.gather(indices).column(0)
@@ -419,7 +404,7 @@ class Manifest:
                 if most < 0:
                     raise TooMuch
         if not pieces:
-            return self._parts[0].gather(wanted)
+            return self.parts[0].gather(wanted)
         if any(piece.schema != pieces[0][1].schema for _, piece in pieces):
             raise ManifestError("sources kept as lines and sources kept as columns cannot be gathered together")
 
@@ -442,15 +427,15 @@ class Manifest:
     # ------------------------------------------------------------------ rows of views and of several sources
 
     def _view(self, rows: range) -> Manifest:
-        return Manifest(self._parts, self._root, self._reopen, rows)
+        return Manifest(self.parts, self.root, self._reopen, rows)
 
     def _rows(self, indices: Indices) -> Rows:
-        return to_rows(indices, self._range)
+        return to_rows(indices, self.view)
 
     def _by_part(self, rows: Rows) -> Iterator[tuple[Part, Rows, Rows]]:
         """Yield each part that holds some of the rows, with their positions in ``rows`` and row numbers in the part."""
         for number, places, local in by_part(self._starts, rows):
-            yield self._parts[number], places, local
+            yield self.parts[number], places, local
 
     def _collect(self, rows: Rows, read: Callable[[Part, Rows, Rows], list[list[Any]]]) -> list[Record]:
         """Return the records of several parts in the order of ``rows``; ``read`` returns the values of one part."""
@@ -474,8 +459,8 @@ class Manifest:
         return list(map(tuple.__new__, repeat(Record), zip(paths, labels, rows.tolist(), extras, strict=False)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        view = None if self._range == self._whole else self._range
-        return _reopen, (self._reopen, [part.fingerprint for part in self._parts], view)
+        view = None if self.view == self._whole else self.view
+        return _reopen, (self._reopen, [part.fingerprint for part in self.parts], view)
 
     def __repr__(self) -> str:
         return f"<Manifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {listed(self._reopen['source'])}>"
@@ -493,12 +478,12 @@ def view_fingerprint(whole: str, view: range) -> str:
 
 def _reopen(arguments: dict[str, Any], fingerprints: list[str], view: range | None) -> Manifest:
     manifest = Manifest.open(**arguments, progress=False)
-    for part, expected in zip(manifest._parts, fingerprints, strict=True):
+    for part, expected in zip(manifest.parts, fingerprints, strict=True):
         if part.fingerprint != expected:
             raise ManifestChangedError(
                 f"{part.path} is not the file that the manifest was opened with: its content has changed"
             )
-    return manifest if view is None else Manifest(manifest._parts, manifest._root, manifest._reopen, view)
+    return manifest if view is None else manifest._view(view)
 
 
 def _describe(part: Part) -> str:

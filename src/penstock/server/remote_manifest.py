@@ -69,19 +69,14 @@ class RemoteManifest(Manifest):
     @cached_property
     def fingerprint(self) -> str:
         """The same as of the files."""
-        return replace(self._remote.layout, view=self._range).fingerprint
+        return replace(self._remote.layout, view=self.view).fingerprint
 
     @property
     def whole_fingerprint(self) -> str:
         """The same as of the files."""
         return self._remote.layout.whole
 
-    def prefix_fingerprints(self, rows: int) -> list[str]:
-        """See `Manifest.prefix_fingerprints`; the server reads its file."""
-        if self._range != self._whole:
-            raise ManifestError("a view has no prefix; ask the whole manifest")
-        if not 0 <= rows <= len(self):
-            raise ManifestError(f"rows must be from 0 to {len(self)}, not {rows}")
+    def _prefixes(self, rows: int) -> list[str]:
         return list(self._remote.client.prefix_fingerprints(self._remote.name, self.fingerprint, rows))
 
     def _view(self, rows: range) -> Manifest:
@@ -105,7 +100,7 @@ class RemoteManifest(Manifest):
         return remote.client.batches(remote.name, remote.fingerprint, map(remote.served, rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteManifest, (self._remote, self._range)
+        return RemoteManifest, (self._remote, self.view)
 
     def __repr__(self) -> str:
         return f"<RemoteManifest of {counted(len(self), 'row')}: {', '.join(self.columns)}; {self._remote}>"
