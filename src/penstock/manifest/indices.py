@@ -33,19 +33,16 @@ def to_rows(indices: Indices, view: range) -> Rows:
     array = np.asarray(indices)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(f"indices must be a sequence of integers, not {array.dtype} of shape {array.shape}")
-    count = len(view)
-    if array.dtype == np.uint64 and array.size and int(array.max()) >= count:  # some would be negative as int64
-        raise IndexError(f"row {int(array.max())} is out of range for a manifest of {counted(count, 'row')}")
-    array = array.astype(np.int64, copy=False)
+    count, rows = len(view), array.astype(np.int64, copy=False)
     # As unsigned integers, negative numbers are huge: one comparison covers both bounds.
-    if array.size and int(np.maximum.reduce(array.view(np.uint64))) >= count:
+    if rows.size and int(np.maximum.reduce(rows.view(np.uint64))) >= count:
         low, high = int(array.min()), int(array.max())
         if low < -count or high >= count:
             raise IndexError(
                 f"row {low if low < -count else high} is out of range for a manifest of {counted(count, 'row')}"
             )
-        array = np.where(array < 0, array + count, array)
-    return array if view.start == 0 and view.step == 1 else array * view.step + view.start
+        rows = np.where(rows < 0, rows + count, rows)
+    return rows if view.start == 0 and view.step == 1 else rows * view.step + view.start
 
 
 def grouped(numbers: Rows) -> list[Rows]:
