@@ -26,6 +26,7 @@ import xxhash
 from penstock.errors import ManifestError
 from penstock.storage import File, cache_root, io_error
 from penstock.storage.derived import load_or_write
+from penstock.storage.files import MANIFEST, Family
 
 __all__ = ["BODY", "FRAMES", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
 
@@ -84,7 +85,7 @@ class Sidecar:
     map: mmap.mmap
 
     @classmethod
-    def load(cls, path: Path, rules: int) -> Sidecar | None:
+    def load(cls, path: Path, rules: int, family: Family = MANIFEST) -> Sidecar | None:
         """Return the sidecar at ``path``, even if stale, or None if there is no valid one for these rules."""
         try:
             with open(path, "rb", buffering=0) as file:
@@ -98,7 +99,7 @@ class Sidecar:
         except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError):
             return None
         except OSError as error:
-            raise io_error(path, error, "cannot read the index") from error
+            raise family.error(path, error, "cannot read the index") from error
         offsets = sidecar.offsets
         return sidecar if not offsets or 0 <= offsets[0] <= offsets[-1] == header.size else None
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 
-from penstock.errors import DataFileError, DataFileIOError, ManifestIOError, PenstockError
+from penstock.errors import DataFileError, PenstockError
 from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
 from penstock.manifest.sidecar import BODY, FRAMES, Header, Sidecar
 from penstock.progress import progress_bar
@@ -119,10 +119,7 @@ def _place(identity: bytes) -> Path:
 
 def _load(path: Path) -> TextIndex | None:
     """Return the index, or None if there is no valid one."""
-    try:
-        sidecar = Sidecar.load(path, _RULES.digest())
-    except ManifestIOError as error:
-        raise DataFileIOError(str(error)) from error
+    sidecar = Sidecar.load(path, _RULES.digest(), DATA)
     if sidecar is None:
         return None
     rows = np.frombuffer(sidecar.offsets, np.int64)
