@@ -9,7 +9,6 @@ for problem in report.problems.values():
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, ManifestError, StorageError, StorageNotFoundError
 from penstock.manifest.fields import BadRow, parse_rows
 from penstock.manifest.formats.base import LinePart, Part, join_root
-from penstock.manifest.scan import shorten
+from penstock.manifest.scan import SURROGATE, shorten
 from penstock.manifest.table import Manifest
 from penstock.storage import Storage, is_remote
 from penstock.storage.names import Urls
@@ -31,7 +30,6 @@ from penstock.storage.names import Urls
 __all__ = ["CheckReport", "Problem", "check"]
 
 _BATCH = 4096
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for a byte that is not UTF-8
 _THREADS = 16  # checking files mostly waits for a disk or a server
 
 
@@ -149,7 +147,7 @@ class _Check:
                 return halves[0][0] + halves[1][0], np.concatenate([halves[0][1], halves[1][1]])
         lines = part.index.text(rows)
         for row, line in zip(rows.tolist(), lines, strict=True):
-            if not line.isascii() and _SURROGATE.search(line):
+            if not line.isascii() and SURROGATE.search(line):
                 self._add(part, row, "utf-8", "not UTF-8", line)
         wrong: list[int] = []
 

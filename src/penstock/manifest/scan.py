@@ -14,6 +14,7 @@ Memory: a piece, and the line that goes on after it. `LineRules` define the rows
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -30,6 +31,7 @@ __all__ = [
     "BOM",
     "CR",
     "LONGEST",
+    "SURROGATE",
     "BadLine",
     "LineRules",
     "Scanner",
@@ -49,6 +51,8 @@ LONGEST = 64 << 20
 size.
 """
 BOM = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""What stands for a byte that is not UTF-8, as in `os.fsdecode`."""
 _SPACE = b" \t\r"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _LF, _CR = 10, 13

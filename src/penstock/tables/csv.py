@@ -26,14 +26,13 @@ from penstock.errors import (
 from penstock.manifest.formats.arrow import converted
 from penstock.manifest.formats.base import Context
 from penstock.manifest.formats.csv import is_number, read_records
-from penstock.manifest.scan import check_is_text, shorten
+from penstock.manifest.scan import SURROGATE, check_is_text, shorten
 from penstock.storage import File
 
 __all__ = ["converted_table", "holds_samples"]
 
 _BLOCK = 16 << 20  # bytes read at once, the most that a record may have
 _WRONG = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (\w+)")
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as `read_records` decodes other bytes
 _ERRORS = {ManifestIOError: DataFileIOError, ManifestChangedError: DataFileChangedError}
 _KINDS = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}  # all others are read as text
 
@@ -98,7 +97,7 @@ def _explained(source: File, delimiter: str, count: int, error: Exception) -> Da
             where, content = f"{source.path}, line {line}", delimiter.join(fields)
             if len(fields) != count:
                 return DataFileError(f"{where}: expected {count} fields, found {len(fields)}: {shorten(content)}")
-            if _NOT_UTF8.search(content):
+            if SURROGATE.search(content):
                 return DataFileError(f"{where}: not UTF-8: {shorten(content)}")
             if len(content.encode()) > _BLOCK:
                 return DataFileError(f"{where}: longer than {_BLOCK >> 20} MiB, the limit of a record")

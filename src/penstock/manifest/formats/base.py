@@ -15,14 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from penstock.errors import ConfigError, ManifestError
 from penstock.manifest.fields import BadRow, Parser, parse_rows
+from penstock.manifest.indices import Rows
 from penstock.manifest.lines import LineIndex, texts
 from penstock.manifest.options import Options
-from penstock.manifest.scan import LineRules, shorten
+from penstock.manifest.scan import SURROGATE, LineRules, shorten
 from penstock.storage import File
 from penstock.storage.urls import scheme
 
@@ -66,7 +66,6 @@ EXTENSIONS = {
     ".ipc": "arrow",
 }
 
-Rows = npt.NDArray[np.int64]
 _FEW = 16  # up to this many rows, reading one by one is faster: batches over many sources have few of each
 _CHUNK = 1 << 16  # rows parsed at once, so that few Python objects live until they are converted to Arrow
 
@@ -224,12 +223,8 @@ class ParsedPart(Part):
         try:
             return pa.array(values, field.type)
         except UnicodeEncodeError:
-            for value, row in zip(values, rows.tolist(), strict=True):
-                try:
-                    str(value).encode()
-                except UnicodeEncodeError:
-                    self._fail(BadRow("utf-8", f"{field.name} is not UTF-8"), row)
-            raise
+            first = next(k for k, value in enumerate(values) if SURROGATE.search(json.dumps(value, ensure_ascii=False)))
+            self._fail(BadRow("utf-8", f"{field.name} is not UTF-8"), int(rows[first]))
 
 
 class LinePart(ParsedPart):
