@@ -103,18 +103,16 @@ class ArrowPart(ColumnPart):
             reader = _open_mapped(mapped)
             self.schema = final_schema(source.path, reader.schema, columns)
             self.names = list(self.schema.names)
-            wanted = sorted({reader.schema.get_field_index(column.source) for column in columns})
-            self._batches = [reader.get_batch(k).select(wanted) for k in range(reader.num_record_batches)]
+            fields = [reader.schema.get_field_index(column.source) for column in columns]
+            self._batches = [reader.get_batch(k).select(fields) for k in range(reader.num_record_batches)]
         except INVALID as error:
             raise _damaged(mapped.path, error) from error
         self._sound = bytearray(len(self._batches))
-        fields = [reader.schema.get_field_index(column.source) for column in columns]
-        as_is = all(
+        # Whether `one` can read the values without a cast.
+        self._as_is = all(
             reader.schema.field(number).type == final.type and not pa.types.is_fixed_size_list(final.type)
             for number, final in zip(fields, self.schema, strict=True)
         )
-        # The places of the columns in a batch, if `one` can read their values without a cast.
-        self._places = list(map(wanted.index, fields)) if as_is else None
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         self.rows = int(self._starts[-1])
         self.fingerprint = part_fingerprint(digest, self.rows, options)
@@ -146,10 +144,10 @@ class ArrowPart(ColumnPart):
     def one(self, row: int) -> list[Any]:
         self.check()
         number = int(self._starts.searchsorted(row, "right")) - 1
-        if self._places is not None and self._sound[number]:
+        if self._as_is and self._sound[number]:
             batch, local = self._batches[number], row - int(self._starts[number])
             try:
-                values = [batch.column(place)[local].as_py() for place in self._places]
+                values = [column[local].as_py() for column in batch.columns]
             except UnicodeDecodeError:
                 return super().one(row)
             if values[0] and None not in values:
@@ -249,7 +247,8 @@ def _convert(
                 rows = np.arange(start, start + batch.num_rows)
                 check_sound(source.path, batch, f"after row {start}")
                 start += batch.num_rows
-                yield cast_batch(source.path, batch, options.wanted, final, rows)
+                wanted = batch.select([column.source for column in options.wanted])
+                yield cast_batch(source.path, wanted, options.wanted, final, rows)
         except INVALID as error:
             if isinstance(error, ManifestError):
                 raise

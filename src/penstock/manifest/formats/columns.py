@@ -80,14 +80,14 @@ def _suits(column: Column, have: pa.DataType) -> bool:
 def cast_batch(
     path: str, batch: pa.RecordBatch, columns: tuple[Column, ...], schema: pa.Schema, rows: npt.NDArray[np.int64]
 ) -> pa.RecordBatch:
-    """Return the batch with ``columns``, in this order, cast to ``schema``; ``rows`` are row numbers for errors.
+    """Return a batch of the sources of ``columns``, cast to ``schema``; ``rows`` are row numbers for errors.
 
     Raises:
         ManifestError: null or empty paths, null labels, or values that do not fit the type.
     """
     arrays = [
-        _cast(path, column, batch.column(column.source), field.type, rows)
-        for column, field in zip(columns, schema, strict=True)
+        _cast(path, column, array, field.type, rows)
+        for column, array, field in zip(columns, batch.columns, schema, strict=True)
     ]
     return pa.record_batch(arrays, schema=schema)
 
