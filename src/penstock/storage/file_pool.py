@@ -4,7 +4,8 @@
     shard = opened.find(7) or opened.add(7, open_shard(7))
 
 The files that were opened first are closed first, of whatever set: at most half of the descriptors that the process may
-open (RLIMIT_NOFILE) are taken. A file that is in use lives until it is not. Thread-safe, and safe after a fork.
+open (RLIMIT_NOFILE) are taken. A file that is in use lives until it is not. Thread-safe, and safe after a fork. A
+pickle is an empty pool.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -77,6 +79,9 @@ class FilePool(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Iterate over the files that are open now."""
         return iter([file for file, _ in list(self._open.values())])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(FilePool, self._descriptors, copies=self._copies), ()
 
 
 _sets: weakref.WeakSet[FilePool[Any]] = weakref.WeakSet()

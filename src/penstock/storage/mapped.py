@@ -130,8 +130,7 @@ class MappedFiles:
         self.files, self.sources, self.in_place = files, sources or {}, in_place
         self._conversions = conversions or {}
         self._fingerprints: dict[int, str] = {}
-        self._copies = sources is not None
-        self._open: FilePool[Mapped] = FilePool(copies=self._copies)
+        self._open: FilePool[Mapped] = FilePool(copies=sources is not None)
 
     def put(self, number: int, source: RemoteSource) -> None:
         """Set the remote source of a file, unless it is known."""
@@ -214,10 +213,3 @@ class MappedFiles:
         """
         source = self.sources.get(number)
         return repr(tuple(self.files[number])) if source is None else f"{unsigned(source.url)} {source.fingerprint}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_open"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open = FilePool(copies=self._copies)

@@ -325,14 +325,6 @@ class JsonFiles(FilesSource):
         """Return the name of a file, without secrets."""
         return shown(self.maps.files[number].path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name not in ("_frames", "_indexes")}
-        return state | {"cache_bytes": self._frames.limit}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up(state["maps"], state["wanted"], state.pop("cache_bytes"))
-        vars(self).update(state)
-
 
 def check_columns(columns: Sequence[str] | None) -> None:
     """Raise ConfigError unless these are valid row keys."""

@@ -22,7 +22,7 @@ class LruCache(Generic[T]):
     Args:
         limit: total bytes. At least one value is cached.
 
-    Thread-safe: one thread computes each value. Safe after a fork.
+    Thread-safe: one thread computes each value. Safe after a fork. A pickle is an empty cache.
     """
 
     def __init__(self, limit: int) -> None:
@@ -77,6 +77,9 @@ class LruCache(Generic[T]):
         with self._locked():
             for key in keys:
                 self._held -= self._values.pop(key, (None, 0))[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LruCache, (self.limit,)
 
     def _look(self, key: Hashable) -> tuple[T, int] | None:
         found = self._values.get(key)
