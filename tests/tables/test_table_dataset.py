@@ -188,8 +188,8 @@ def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     for columns in (table, ps.TableFiles(files, columns=["some"])):
         found = columns.records(order)
         assert [int(row["some"][2]) for row in found] == order.tolist()
-        assert len(columns._pieces._open) <= 256
-        assert len(columns._pieces.kept._values) <= 256
+        assert len(columns._open) <= 256
+        assert len(columns._kept._values) <= 256
     assert [int(row["number"]) for row in table.records(order)] == order.tolist()
 
 

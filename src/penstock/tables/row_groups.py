@@ -1,4 +1,4 @@
-"""`RowGroups`: record batches and row groups of several files, numbered across all files.
+"""`RowGroups`: record batches and row groups of several files, numbered across all files; the base of `TableFiles`.
 
 Columns of numbers and text are read from the mapped files, or from decoded row groups; others are gathered by Arrow.
 """
@@ -17,7 +17,7 @@ from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import as_batch, offsets_of, reordered
 from penstock.manifest.indices import as_arrow, grouped
 from penstock.order.permutation import Indices
-from penstock.storage.mapped import MappedFiles
+from penstock.sources.files_source import FilesSource
 from penstock.tables.arrow import ArrowFile, Layout
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
@@ -75,40 +75,32 @@ class _Piece:
         return found
 
 
-class RowGroups:
-    """The row groups of files.
+class RowGroups(FilesSource):
+    """The rows of files in columns. A subclass has these attributes before it calls `_set_up`.
 
-    Args:
-        maps: the files.
-        layouts: the layout of each file.
-        schema: the columns to read.
-        places: the numbers of these columns in each file.
-        cache_bytes: see `penstock.tables.TableFiles`.
+    Attributes:
+        schema: the columns that are read, as in the first file.
     """
 
-    def __init__(
-        self, maps: MappedFiles, layouts: list[Layout], schema: pa.Schema, places: list[list[int]], cache_bytes: int
-    ) -> None:
-        self.maps, self.layouts, self.schema, self.places = maps, layouts, schema, places
-        self.kept: LruCache[_Piece] = LruCache(cache_bytes)
-        counts = [layout.counts for layout in layouts]
+    schema: pa.Schema
+    _layouts: list[Layout]
+    _places: list[list[int]]  # the numbers of the columns in each file
+    _kept: LruCache[_Piece]
+
+    def _set_up(self) -> None:
+        counts = [layout.counts for layout in self._layouts]
         self._first = np.cumsum([0, *map(len, counts)], dtype=np.int64)  # the first row group of each file
         self._begins = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)  # the first row of each row group
-        self.starts: npt.NDArray[np.int64] = self._begins[self._first]
-        """The first row of each file, and the number of all rows."""
+        self.starts = self._begins[self._first]
         self._open: dict[int, ArrowFile | ParquetFile] = {}
         self._nulls: set[int] = set()  # columns that have nulls in a decoded row group
-        self._plain = {
-            number: plain for number, its in enumerate(schema) if (plain := plain_type(its.type)) is not None
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowGroups, (self.maps, self.layouts, self.schema, self.places, self.kept.limit)
+        kinds = [plain_type(field.type) for field in self.schema]
+        self._plain = {number: kind for number, kind in enumerate(kinds) if kind is not None}
 
     def _locate(self, rows: Indices) -> _Located:
         """Return the row groups of rows; DataFileChangedError if a file with some of the rows has changed."""
         pieces = self._begins.searchsorted(rows, "right") - 1
-        if len(self.layouts) == 1:
+        if len(self._layouts) == 1:
             files = [(0, self._file(0), np.arange(len(rows)))]
         else:
             numbers = self._first.searchsorted(pieces, "right") - 1
@@ -121,7 +113,7 @@ class RowGroups:
         file = int(self.starts.searchsorted(row, "right")) - 1
         return f"{self.maps.files[file].path}, row {row - int(self.starts[file])}"
 
-    def read(self, rows: Indices, room: Room, by_arrow: Collection[str]) -> dict[str, Any]:
+    def _read(self, rows: Indices, room: Room, by_arrow: Collection[str]) -> dict[str, Any]:
         """Return the columns of rows, all of which are in range.
 
         Numbers are arrays from ``room``, text and bytes are lists. Columns with nulls, nested columns, and the columns
@@ -147,7 +139,7 @@ class RowGroups:
             for number, file, where in at.files:
                 assert isinstance(file, ArrowFile)
                 first = int(self._first[number])
-                piece = partial(self._batch, first)
+                piece = partial(self._batch, first=first)
                 spans = file.spans(column, kind, at.pieces[where] - first, at.local[where], piece)
                 if spans is not None:
                     parts.append((file, where, *spans))
@@ -217,33 +209,29 @@ class RowGroups:
                     "encoding that it is in; or leave it out with columns="
                 ) from None
 
-    def take(self, rows: Indices, columns: list[int]) -> pa.RecordBatch:
-        """Return columns of rows, all of which are in range, gathered by Arrow."""
-        return self._take(self._locate(rows), columns)
-
     def _take(self, at: _Located, columns: list[int]) -> pa.RecordBatch:
-        """Consecutive rows of mapped files are sliced. Decoded row groups are processed one by one."""
+        """Return columns of rows, gathered by Arrow.
+
+        Consecutive rows of mapped files are sliced. Decoded row groups are processed one by one.
+        """
         rows, pieces, local, _ = at
         groups = grouped(pieces)
         if at.in_place:
-            held = {piece: self.piece(piece).select(columns) for piece in pieces[[g[0] for g in groups]].tolist()}
+            held = {piece: self._batch(piece).select(columns) for piece in pieces[[g[0] for g in groups]].tolist()}
             cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(pieces) != 0)) + 1
             if len(cuts) < _RUNS * len(held) or not all(map(_is_light, held.values())):
                 begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
                 spans = zip(pieces[begins].tolist(), local[begins].tolist(), (ends - begins).tolist(), strict=True)
                 return as_batch([held[piece].slice(begin, count) for piece, begin, count in spans], self._too_much)
-        parts = [self.piece(int(pieces[g[0]])).select(columns).take(as_arrow(local[g])) for g in groups]
+        parts = [self._batch(int(pieces[g[0]])).select(columns).take(as_arrow(local[g])) for g in groups]
         return reordered(parts, groups, self._too_much)
 
     def _too_much(self, why: str) -> DataFileError:
         return DataFileError(f"{self.maps.in_words()}: {why}")
 
-    def piece(self, number: int) -> pa.RecordBatch:
-        """Return a record batch or row group, given its number across all files."""
-        return self._piece(number).batch
-
-    def _batch(self, first: int, number: int) -> pa.RecordBatch:
-        return self.piece(first + number)
+    def _batch(self, number: int, first: int = 0) -> pa.RecordBatch:
+        """Return a record batch or row group, given its number, counted from number ``first`` on."""
+        return self._piece(first + number).batch
 
     def _piece(self, number: int) -> _Piece:
         def make() -> tuple[_Piece, int]:
@@ -251,7 +239,7 @@ class RowGroups:
             batch, size = self._file(file).piece(number - int(self._first[file]))
             return _Piece(plain_batch(batch)), size
 
-        return self.kept.get(number, make)
+        return self._kept.get(number, make)
 
     def _file(self, number: int) -> ArrowFile | ParquetFile:
         """Return an open file. If there are very many, only the most recently opened ones stay open."""
@@ -259,7 +247,7 @@ class RowGroups:
         found = self._open.get(number)
         if found is not None and found.data is data:
             return found
-        path, layout, places = self.maps.files[number].path, self.layouts[number], self.places[number]
+        path, layout, places = self.maps.files[number].path, self._layouts[number], self._places[number]
         opened = (
             ParquetFile(path, data, list(self.schema.names))
             if layout.kind == "parquet"
@@ -269,7 +257,7 @@ class RowGroups:
             if place <= len(self._open) - _MOST_OPEN or not self.maps.holds(other, file.data):
                 self._open.pop(other, None)  # other threads may open files, too
                 if isinstance(file, ArrowFile):
-                    self.kept.drop(range(*self._first[other : other + 2].tolist()))  # cached batches refer to its map
+                    self._kept.drop(range(*self._first[other : other + 2].tolist()))  # cached batches refer to its map
         self._open[number] = opened
         return opened
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataFileError
 from penstock.images.sample_record import ColumnRecord, ImageType, check_image_type, label_column
 from penstock.order.permutation import Indices, normalise
-from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.names import Urls
@@ -33,6 +32,7 @@ from penstock.storage.stream import in_threads
 from penstock.tables.arrow import Layout, scan_arrow
 from penstock.tables.files import FoundFiles, is_stored_parquet, open_parts, table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
+from penstock.tables.lru import LruCache
 from penstock.tables.parquet import scan_parquet
 from penstock.tables.row_groups import Room, RowGroups
 from penstock.tables.values import as_values, check_type, fixed_shape, plain_batch, shaped
@@ -46,7 +46,7 @@ Columns = dict[str, Any]
 """The columns of some rows by name: a numeric array, a list of texts, or an Arrow array."""
 
 
-class TableFiles(FilesSource):
+class TableFiles(RowGroups):
     """The rows of concatenated table files.
 
     Args:
@@ -94,20 +94,17 @@ class TableFiles(FilesSource):
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} has to be a list of names")
         self.images, self._images_from, self._storage = images, image_base(images_from), storage
-        maps = open_parts(table_files(source, split, storage), storage, as_they_are=is_stored_parquet)
-        paths = [file.path for file in maps.files]
-        scanned = in_threads(lambda number: _scan(paths[number], maps.head(number)), range(len(paths)))
-        schema = _chosen(paths[0], scanned[0][0], columns)
-        places = [_places(path, its, schema, columns) for path, (its, _) in zip(paths, scanned, strict=True)]
-        self._pieces = RowGroups(maps, [layout for _, layout in scanned], schema, places, cache_bytes)
+        self.maps = open_parts(table_files(source, split, storage), storage, as_they_are=is_stored_parquet)
+        paths = [file.path for file in self.maps.files]
+        scanned = in_threads(lambda number: _scan(paths[number], self.maps.head(number)), range(len(paths)))
+        schemas, self._layouts = [schema for schema, _ in scanned], [layout for _, layout in scanned]
+        self.schema = _chosen(paths[0], schemas[0], columns)
+        self._places = [_places(*pair, self.schema, columns) for pair in zip(paths, schemas, strict=True)]
+        self._kept = LruCache(cache_bytes)
         self._set_up()
 
     def _set_up(self) -> None:
-        pieces = self._pieces
-        self.maps = pieces.maps
-        self.schema: pa.Schema = pieces.schema
-        """The columns that are read, as in the first file."""
-        self.starts = pieces.starts
+        super()._set_up()
         self.features = features_of(self.schema)
         """The features that `datasets` stored in the files, if it wrote them."""
         self.image_columns = image_columns(self.schema, self.features)
@@ -161,7 +158,7 @@ class TableFiles(FilesSource):
 
         Use it to compare how much decoding different orders of Parquet rows need.
         """
-        return self._pieces.kept.made
+        return self._kept.made
 
     def blocks(self) -> tuple[int, int] | None:
         """Return block size and window of a block shuffle that decodes each row group once; None for Arrow files.
@@ -170,13 +167,13 @@ class TableFiles(FilesSource):
 
         This decodes one row group, to measure its size.
         """
-        pieces = self._pieces
-        sizes = np.concatenate([np.zeros(len(g.counts)) if g.nbytes is None else g.nbytes for g in pieces.layouts])
+        layouts = self._layouts
+        sizes = np.concatenate([np.zeros(len(g.counts)) if g.nbytes is None else g.nbytes for g in layouts])
         if not sizes.any():
             return None
-        largest = pieces.piece(int(sizes.argmax())).nbytes
-        rows = max(int(g.counts.max()) for g in pieces.layouts if g.nbytes is not None and len(g.counts))
-        return rows, max(1, pieces.kept.limit // 2 // max(largest, 1))
+        largest = self._batch(int(sizes.argmax())).nbytes
+        rows = max(int(g.counts.max()) for g in layouts if g.nbytes is not None and len(g.counts))
+        return rows, max(1, self._kept.limit // 2 // max(largest, 1))
 
     # Reading.
 
@@ -234,17 +231,13 @@ class TableFiles(FilesSource):
         samples = zip(files, self._samples(found, rows), rows.tolist(), strict=True)
         return [ColumnRecord(*file, sample, label, row) for file, sample, row in samples]
 
-    def row_name(self, row: int) -> str:
-        """Return file and row, for messages."""
-        return self._pieces.row_name(row)
-
     def take(self, indices: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return the rows at ``indices`` as Arrow columns: all columns that are read, or ``columns``."""
         rows = normalise(indices, len(self))
         numbers = list(range(len(self.schema))) if columns is None else list(map(self.columns.index, columns))
         if not len(rows):
             return plain_batch(pa.RecordBatch.from_pylist([], schema=self.schema)).select(numbers)
-        return self._pieces.take(rows, numbers)
+        return self._take(self._locate(rows), numbers)
 
     def read(self, rows: Indices, room: Room) -> Columns:
         """Return the columns of rows that are known to be in range.
@@ -254,12 +247,13 @@ class TableFiles(FilesSource):
         if not len(rows):
             return dict(zip(self.columns, self.take(rows).columns, strict=True))
         with stage("read"):
-            return self._pieces.read(rows, room, self.image_columns)
+            return self._read(rows, room, self.image_columns)
 
     # Pickling.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("images", "_images_from", "_storage", "_pieces")}
+        names = ("images", "_images_from", "_storage", "maps", "schema", "_layouts", "_places", "_kept")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
