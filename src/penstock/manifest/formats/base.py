@@ -66,7 +66,7 @@ EXTENSIONS = {
     ".ipc": "arrow",
 }
 
-_FEW = 16  # up to this many rows, reading one by one is faster: batches over many sources have few of each
+_FEW = 3  # up to this many rows, reading one by one is faster
 _CHUNK = 1 << 16  # rows parsed at once, so that few Python objects live until they are converted to Arrow
 
 
