@@ -15,14 +15,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.csv
 
-from penstock.errors import (
-    DataFileChangedError,
-    DataFileError,
-    DataFileIOError,
-    ManifestChangedError,
-    ManifestError,
-    ManifestIOError,
-)
+from penstock.errors import DataFileError, DataFileIOError, ManifestError, ManifestIOError
 from penstock.manifest.formats.arrow import converted
 from penstock.manifest.formats.base import Context
 from penstock.manifest.formats.csv import is_number, read_records
@@ -33,7 +26,6 @@ __all__ = ["converted_table", "holds_samples"]
 
 _BLOCK = 16 << 20  # bytes read at once, the most that a record may have
 _WRONG = re.compile(r"In CSV column #(\d+): .*CSV conversion error to (\w+)")
-_ERRORS = {ManifestIOError: DataFileIOError, ManifestChangedError: DataFileChangedError}
 _KINDS = {"int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}  # all others are read as text
 
 
@@ -57,7 +49,8 @@ def converted_table(source: File, delimiter: str) -> File:
         read, instead = partial(_read, source, delimiter), "set XDG_CACHE_HOME to another folder"
         return converted(source, key, read, Context(), instead)[0]
     except ManifestError as error:
-        raise _ERRORS.get(type(error), DataFileError)(str(error)) from error
+        kind = DataFileIOError if isinstance(error, ManifestIOError) else DataFileError
+        raise kind(str(error)) from error
 
 
 def _read(source: File, delimiter: str) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
