@@ -98,7 +98,7 @@ class ArrowPart(ColumnPart):
 
     def __init__(self, source: File, mapped: File, columns: tuple[Column, ...], digest: bytes, options: bytes) -> None:
         self.path, self.nbytes = source.path, source.size
-        self._sources, self._columns = (source, mapped), columns
+        self._sources, self._columns = list(dict.fromkeys((source, mapped))), columns
         try:
             reader = _open_mapped(mapped)
             self.schema = final_schema(source.path, reader.schema, columns)

@@ -340,7 +340,7 @@ def index_files(manifest: Manifest) -> list[Path]:
             files.append(part.index.sidecar.path)
             continue
         assert isinstance(part, ArrowPart)
-        mapped = part._sources[1].path
+        mapped = part._sources[-1].path
         if mapped != part.path:
             files.append(Path(mapped))
         else:
