@@ -61,9 +61,9 @@ def by_part(starts: Rows, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
     ``starts`` are the first row of each part, and the number of all rows.
     """
     numbers = starts.searchsorted(rows, "right") - 1
+    local = rows - starts[numbers]
     for places in grouped(numbers) if len(rows) else ():
-        number = int(numbers[places[0]])
-        yield number, places, rows[places] - starts[number]
+        yield int(numbers[places[0]]), places, local[places]
 
 
 def as_arrow(rows: Rows) -> pa.Int64Array:
