@@ -41,9 +41,11 @@ class TextParser:
             path, _, text = line.rpartition(" ")
             if path and text.isdecimal() and text.isascii() and len(text) < 19:
                 return [path if path[0] > " " < path[-1] else path.strip(_SEPARATORS), int(text)]
-        rest, fields = line.strip(_SEPARATORS), list[list[str]]()
+        fields: list[list[str]] = []
+        rest = line.strip(_SEPARATORS)
         for _ in range(self._fields):
-            cut = max(rest.rfind(" "), rest.rfind("\t"))
+            space = rest.rfind(" ")
+            cut = max(space, rest.rfind("\t", space + 1))
             if cut < 0:
                 break
             fields.append([rest[cut + 1 :]])
