@@ -13,7 +13,7 @@ from penstock.wording import counted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "by_part", "grouped", "to_rows"]
+__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "by_part", "grouped", "located", "to_rows"]
 
 Rows = npt.NDArray[np.int64]
 Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
@@ -55,13 +55,18 @@ def grouped(numbers: Rows) -> list[Rows]:
     return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
 
 
+def located(starts: Rows, rows: Rows) -> tuple[Rows, Rows]:
+    """Return the number of the part of each row, and the row in it; ``starts`` as for `by_part`."""
+    numbers = starts.searchsorted(rows, "right") - 1
+    return numbers, rows - starts[numbers]
+
+
 def by_part(starts: Rows, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
     """Yield the number of each part with some of the rows, their positions in ``rows``, and their rows in the part.
 
     ``starts`` are the first row of each part, and the number of all rows.
     """
-    numbers = starts.searchsorted(rows, "right") - 1
-    local = rows - starts[numbers]
+    numbers, local = located(starts, rows)
     for places in grouped(numbers) if len(rows) else ():
         yield int(numbers[places[0]]), places, local[places]
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.images.sample_record import SampleRecord
-from penstock.manifest.indices import Indices, to_rows
+from penstock.manifest.indices import Indices, located, to_rows
 from penstock.progress import progress_bar
 from penstock.shards.grouping import Sample
 from penstock.shards.index import ShardIndex
@@ -152,10 +152,6 @@ class ShardSet:
         shard = int(self.starts.searchsorted(sample, "right")) - 1
         return shard, sample - int(self.starts[shard])
 
-    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        return numbers, rows - self.starts[numbers]
-
     def index(self, number: int) -> ShardIndex:
         """Return the index of a shard, without its data. Raises as `shard`."""
         found = self._open.find(number)
@@ -184,7 +180,7 @@ class ShardSet:
 
     def records(self, indices: Indices) -> list[Sample]:
         """Return the samples at ``indices`` (any order, repeats allowed): the fast way to read a batch."""
-        return self.read(*self._places(to_rows(indices, self._rows)))
+        return self.read(*located(self.starts, to_rows(indices, self._rows)))
 
     def read(self, shards: Ints, samples: Ints) -> list[Sample]:
         """Return samples, in this order; other shards need not be counted.
@@ -225,7 +221,7 @@ class ShardSet:
         The entries are from the index beside a local shard (``.entries``), if it has one. Raises `ImageError` for a
         sample without an image.
         """
-        numbers, local = self._places(np.asarray(rows, np.int64))
+        numbers, local = located(self.starts, np.asarray(rows, np.int64))
         places = zip(numbers.tolist(), local.tolist(), strict=True)
         found = [partial(self._entries, *at) if self._shards[at[0]].path is not None else None for at in places]
         return [SampleRecord(sample, entries) for sample, entries in zip(samples, found, strict=True)]

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.errors import ConfigError, DataFileError
-from penstock.manifest.indices import grouped
+from penstock.manifest.indices import grouped, located
 from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
 from penstock.shards.shard_file import Facts
@@ -162,7 +162,7 @@ class JsonFiles(FilesSource):
 
     def _first_keys(self) -> list[str]:
         """Return the keys of the first rows, in their order."""
-        rows = self._objects(*self._places(np.arange(min(_LOOKED_AT, len(self)))))
+        rows = self._objects(*located(self.starts, np.arange(min(_LOOKED_AT, len(self)))))
         return list(dict.fromkeys(key for row in rows for key in row))
 
     # Properties.
@@ -216,7 +216,7 @@ class JsonFiles(FilesSource):
     def records(self, indices: Any) -> list[dict[str, Any]]:
         """Return the rows at ``indices`` (any order, repeats allowed)."""
         with stage("read"):
-            return self.read(*self._places(normalise(indices, len(self))))
+            return self.read(*located(self.starts, normalise(indices, len(self))))
 
     def read(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         """Return rows, in this order, given the file number and the row number within the file of each.
@@ -239,13 +239,8 @@ class JsonFiles(FilesSource):
 
     def row_name(self, row: int) -> str:
         """Return file and line of a row, for messages."""
-        (number,), (inside,) = self._places(np.array([row]))
+        (number,), (inside,) = located(self.starts, np.array([row]))
         return self._line_name(int(number), int(inside))
-
-    def _places(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Return the file of each row, and its row number there."""
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        return numbers, rows - self.starts[numbers]
 
     def _objects(self, numbers: Indices, rows: Indices) -> list[dict[str, Any]]:
         """Return rows with all their keys. Raises as `read`."""
