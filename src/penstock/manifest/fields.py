@@ -7,12 +7,11 @@ are more likely mistakes than intended, so they raise errors here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, Protocol
 
 from penstock.manifest.options import Column
 
-__all__ = ["BadRow", "Parser", "convert", "convert_all", "floats", "in_range", "integers", "parse_rows", "places_of"]
+__all__ = ["BadRow", "Parser", "convert", "convert_all", "floats", "in_range", "integers", "parse_rows"]
 
 _INT = b"0123456789+-"
 _FLOAT = _INT + b".eEinftyaINFTYA"
@@ -91,12 +90,6 @@ def convert_all(
             found = separator.join(texts[0] for texts in fields[place])
             raise BadRow.of_value(column, found, error) from None
     return values
-
-
-def places_of(columns: Sequence[Column]) -> dict[str, slice]:
-    """Return the fields of each column, by name, in rows that have these columns in this order."""
-    ends = list(accumulate(column.fields for column in columns))
-    return {column.name: slice(end - column.fields, end) for column, end in zip(columns, ends, strict=True)}
 
 
 class Parser(Protocol):

@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
 
-__all__ = ["IGNORED", "Blank", "Column", "Columns", "Format", "Header", "Options", "make_options"]
+__all__ = ["IGNORED", "Blank", "Column", "Columns", "Format", "Header", "Options", "make_options", "places_of"]
 
 Columns = Sequence[str] | Mapping[str, str] | None
 Header = bool | Literal["auto"]
@@ -81,6 +82,12 @@ class Options:
         """The columns without the ignored ones, ``path`` first and ``label`` second."""
         rank = {"path": 0, "label": 1}
         return tuple(sorted((c for c in self.columns if c.name != IGNORED), key=lambda c: rank.get(c.name, 2)))
+
+
+def places_of(columns: Sequence[Column]) -> dict[str, slice]:
+    """Return the fields of each column, by name, in rows that have these columns in this order."""
+    ends = list(accumulate(column.fields for column in columns))
+    return {column.name: slice(end - column.fields, end) for column, end in zip(columns, ends, strict=True)}
 
 
 def _parse_type(text: str, where: str) -> tuple[str, int]:

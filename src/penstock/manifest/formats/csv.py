@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ManifestError
-from penstock.manifest.fields import BadRow, convert, convert_all, floats, parse_rows, places_of
+from penstock.manifest.fields import BadRow, convert, convert_all, floats, parse_rows
 from penstock.manifest.formats.arrow import ArrowPart, convert_batches
 from penstock.manifest.formats.base import Context
-from penstock.manifest.options import Blank, Column, Options
+from penstock.manifest.options import Blank, Column, Options, places_of
 from penstock.manifest.scan import BOM, check_is_text, shorten
 from penstock.storage import File
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.manifest.fields import BadRow, convert_all, places_of
+from penstock.manifest.fields import BadRow, convert, convert_all
 from penstock.manifest.formats.base import Context, LinePart, open_lines, reject
-from penstock.manifest.options import IGNORED, Column, Options
+from penstock.manifest.options import IGNORED, Column, Options, places_of
 from penstock.storage import File
 
 __all__ = ["TextParser", "open_text"]
@@ -67,7 +67,8 @@ class TextParser:
         paths = [text.strip(_SEPARATORS) for text in first]
         if "" in paths:
             raise ValueError
-        return convert_all(self._places, [paths, *rest])
+        fields: list[Any] = [paths, *rest]
+        return [convert(column, fields[place]) for column, place in self._places]
 
 
 def open_text(path: str, options: Options, context: Context) -> LinePart:
