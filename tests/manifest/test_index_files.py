@@ -22,7 +22,7 @@ from penstock.errors import ManifestChangedError, ManifestError
 from penstock.manifest import Manifest
 from penstock.manifest.lines import LineIndex
 from penstock.manifest.scan import LineRules
-from penstock.manifest.sidecar import BODY, Header
+from penstock.manifest.sidecar import BODY, SidecarHeader
 from penstock.storage import File
 
 WriteFile = Callable[..., Path]
@@ -175,9 +175,9 @@ def test_a_forged_number_of_rows_is_found_out(write: WriteFile) -> None:
     Manifest.open(path)
     sidecar = sidecar_of(path)
     data = sidecar.read_bytes()
-    header = Header.unpack(data[:BODY])
+    header = SidecarHeader.unpack(data[:BODY])
     assert header is not None
-    forged = Header(header.flags, 3, header.size, header.mtime_ns, header.rules, header.digest).pack()
+    forged = SidecarHeader(header.flags, 3, header.size, header.mtime_ns, header.rules, header.digest).pack()
     sidecar.write_bytes(forged + struct.pack("<4q", 0, 5, 10**15, header.size))
     manifest = Manifest.open(path)
     with pytest.raises(ManifestError, match=r"was damaged, .* and the index was rebuilt"):
@@ -369,7 +369,7 @@ def test_an_appended_file_has_the_index_of_a_new_one(
     LineIndex(File(str(path)), rules)
     fresh = sidecar_of(path).read_bytes()
     assert grown[BODY:] == fresh[BODY:]
-    appended, whole = Header.unpack(grown[:BODY]), Header.unpack(fresh[:BODY])
+    appended, whole = SidecarHeader.unpack(grown[:BODY]), SidecarHeader.unpack(fresh[:BODY])
     assert appended is not None
     assert whole is not None
     assert appended.digest == whole.digest

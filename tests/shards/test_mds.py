@@ -28,7 +28,7 @@ from penstock.errors import (
 )
 from penstock.shards.mds import MDSFolder
 from penstock.shards.mds.encodings import make_decoder
-from penstock.shards.mds.files import HASHES
+from penstock.shards.mds.local_files import HASHES
 from penstock.storage import Storage
 
 DATA = Path(__file__).parent / "data" / "mds"

@@ -35,7 +35,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.storage import Storage
-from penstock.tables.files import table_files
+from penstock.tables.found_files import table_files
 from penstock.tools.cli.manifest_options import Reading
 from penstock.tools.cli.profile_source import load_path
 

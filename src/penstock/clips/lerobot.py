@@ -34,7 +34,7 @@ from penstock.clips.packets import Ints
 from penstock.errors import DataFileError
 from penstock.order.permutation import Indices, normalise
 from penstock.stages import stage
-from penstock.tables.files import FoundFiles
+from penstock.tables.found_files import FoundFiles
 from penstock.tables.table import CACHE_BYTES, TableFiles
 from penstock.tables.values import as_array, as_values, shaped
 from penstock.wording import counted

@@ -25,7 +25,7 @@ from penstock.plan.share_options import ShareOptions, check_share
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.mapped import said
+from penstock.storage.mapped import error_text
 from penstock.storage.names import Urls
 from penstock.storage.remote import read_file
 from penstock.storage.urls import shown
@@ -128,5 +128,5 @@ class LoadArray:
         # NumPy parses the header as a Python literal, so a damaged header can raise almost any exception.
         except Exception as error:
             what = "is not an .npy file of numbers, or is truncated"
-            raise DataFileError(f"{shown(record.path)} {what}: {said(error)}") from error
+            raise DataFileError(f"{shown(record.path)} {what}: {error_text(error)}") from error
         return item_of(tensor, record, row=self.row)

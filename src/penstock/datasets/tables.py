@@ -30,7 +30,7 @@ from penstock.storage import Storage, is_remote
 from penstock.storage.names import Urls
 from penstock.storage.urls import listed
 from penstock.tables.arriving_lines import ArrivingLines
-from penstock.tables.files import are_json, table_files
+from penstock.tables.found_files import are_json, table_files
 from penstock.tables.json_files import JsonFiles
 from penstock.tables.table import TableFiles
 from penstock.tables.values import as_array, is_text, shaped

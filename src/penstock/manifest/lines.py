@@ -27,7 +27,7 @@ import xxhash
 from penstock.errors import ManifestError
 from penstock.manifest.indices import Rows, as_arrow
 from penstock.manifest.scan import BOM, CR, BadLine, LineRules, Scanner, check_is_text, line_number
-from penstock.manifest.sidecar import Header, Sidecar, load_or_build
+from penstock.manifest.sidecar import Sidecar, SidecarHeader, load_or_build
 from penstock.progress import progress_bar
 from penstock.storage import File, io_error
 
@@ -291,7 +291,7 @@ class LineIndex:
 
     # ------------------------------------------------------------------ building
 
-    def _build(self, source: File, out: BinaryIO, stale: Sidecar | None) -> Header:
+    def _build(self, source: File, out: BinaryIO, stale: Sidecar | None) -> SidecarHeader:
         """Write the offsets. If the file was only appended to, which its hash tells, begin with its last old row."""
         scanner, digest, hashed = Scanner(self.rules, out), xxhash.xxh3_128(), 0
         with progress_bar(f"indexing {os.path.basename(source.path)}", source.size, self._progress) as progress:
@@ -318,7 +318,7 @@ class LineIndex:
             except BadLine as error:
                 line = line_number(source, error.offset)
                 raise ManifestError(f"{source.path}, line {line}: {error.reason}") from None
-        return Header(scanner.flags, scanner.rows, source.size, source.mtime_ns, 0, digest.digest())
+        return SidecarHeader(scanner.flags, scanner.rows, source.size, source.mtime_ns, 0, digest.digest())
 
 
 def texts(values: pa.LargeBinaryArray) -> list[str]:

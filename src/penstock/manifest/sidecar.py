@@ -28,7 +28,7 @@ from penstock.storage import File, cache_root, io_error
 from penstock.storage.derived import load_or_write
 from penstock.storage.files import MANIFEST, Family
 
-__all__ = ["BODY", "FRAMES", "NO_OFFSETS", "Header", "Sidecar", "load_or_build", "places"]
+__all__ = ["BODY", "FRAMES", "NO_OFFSETS", "Sidecar", "SidecarHeader", "load_or_build", "places"]
 
 MAGIC, VERSION = b"PENSTOCK", 1
 BODY = 128  # start of the offsets; a multiple of 64, the alignment that Arrow recommends
@@ -39,7 +39,7 @@ _CHECKSUM = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Header:
+class SidecarHeader:
     """The facts that a sidecar records about its source."""
 
     flags: int
@@ -55,7 +55,7 @@ class Header:
         return (body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(BODY, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> Header | None:
+    def unpack(cls, data: bytes) -> SidecarHeader | None:
         """Return the header, or None if the data is not a header of this version with a valid checksum."""
         if len(data) < BODY:
             return None
@@ -81,7 +81,7 @@ class Sidecar:
     """A valid sidecar, memory-mapped. ``offsets`` holds rows + 1 values of 8 bytes, or none."""
 
     path: Path
-    header: Header
+    header: SidecarHeader
     map: mmap.mmap
 
     @classmethod
@@ -89,7 +89,7 @@ class Sidecar:
         """Return the sidecar at ``path``, even if stale, or None if there is no valid one for these rules."""
         try:
             with open(path, "rb", buffering=0) as file:
-                header = Header.unpack(file.read(BODY))
+                header = SidecarHeader.unpack(file.read(BODY))
                 if header is None or header.rules != rules or header.rows < 0:
                     return None
                 more = os.fstat(file.fileno()).st_size - header.length
@@ -123,7 +123,7 @@ def places(source: str, suffix: str, cache_dir: str | None) -> list[Path]:
         return [beside]
 
 
-Builder = Callable[[File, BinaryIO, Sidecar | None], Header]
+Builder = Callable[[File, BinaryIO, Sidecar | None], SidecarHeader]
 """Writes the offsets to a file, whose header follows later; the stale sidecar is passed so that parts can be reused."""
 
 

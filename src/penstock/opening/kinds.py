@@ -29,7 +29,7 @@ from penstock.sources.file_list import list_arrays, list_images
 from penstock.storage import Cache, File, Storage, local_path
 from penstock.storage.names import expand, without_query
 from penstock.storage.urls import path_of, scheme, shown
-from penstock.tables.files import DESCRIPTIONS, ENDINGS_IN_FOLDERS, JSON_ENDINGS, delimiter_of
+from penstock.tables.found_files import DESCRIPTIONS, ENDINGS_IN_FOLDERS, JSON_ENDINGS, delimiter_of
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import is_index
 from penstock.wording import counted

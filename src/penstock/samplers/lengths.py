@@ -16,7 +16,7 @@ from penstock.errors import SamplerError, StateError
 from penstock.order.permutation import Indices
 from penstock.samplers.identity import fingerprint_of
 from penstock.storage.class_index import digest_of
-from penstock.storage.mapped import MappedFiles, look_at
+from penstock.storage.mapped import MappedFiles, inspect_file
 
 if TYPE_CHECKING:
     from penstock.images.sizes import Sizes
@@ -62,7 +62,7 @@ def lengths_of(source: Any, *, data: Any = None) -> SampleLengths:
         DataFileError, DataFileIOError: the file cannot be read.
     """
     if isinstance(source, str | os.PathLike):
-        file = look_at(source, None)
+        file = inspect_file(source, None)
         check_integers(file.path, np.dtype(file.dtype), file.shape)
         lengths = SampleLengths(file.shape[0], partial(_in_file, MappedFiles([file])))
     elif hasattr(source, "widths") and hasattr(source, "heights"):

@@ -23,8 +23,8 @@ import pyarrow as pa
 from penstock.errors import ConfigError, PenstockError, ServerChangedError, TicketError, UnknownDataSetError
 from penstock.manifest import Manifest
 from penstock.order.permutation import Indices
-from penstock.server.layout import KEY, describe
 from penstock.server.protocol import decode_key, encode_key
+from penstock.server.wire_format import KEY, describe
 
 __all__ = ["KEPT", "Catalog", "Served", "Version"]
 
@@ -50,21 +50,21 @@ class Version:
     def __init__(self, name: str, manifest: Manifest) -> None:
         self.name, self.manifest, self.fingerprint = name, manifest, manifest.fingerprint
         self.rows = len(manifest)
-        self._layout = describe(manifest)
+        self._format = describe(manifest)
 
     def gather(self, numbers: Indices, most: int | None = None) -> pa.RecordBatch:
         """Return rows in their stored form, see `Manifest.gather`."""
         return self.manifest.gather(numbers, most)
 
     @cached_property
-    def stored(self) -> pa.Schema:
+    def wire_schema(self) -> pa.Schema:
         """The schema of the rows on the wire."""
         return self.gather(np.empty(0, np.int64)).schema
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The same schema, with the layout in its metadata."""
-        return self.stored.with_metadata({KEY: self._layout.encode()})
+        """The same schema, with the format in its metadata."""
+        return self.wire_schema.with_metadata({KEY: self._format.encode()})
 
 
 class Catalog:

@@ -39,9 +39,9 @@ from penstock.errors import ConfigError, PenstockError, ServerError, ServerUnava
 from penstock.order.permutation import Indices
 from penstock.server.address import Address
 from penstock.server.connections import FAILURES, Call, Released
-from penstock.server.layout import KEY, Layout, restore
 from penstock.server.protocol import as_numbers, encode_key, encode_prefix, encode_rows
 from penstock.server.servers import Access, Servers
+from penstock.server.wire_format import KEY, WireFormat, restore
 
 if TYPE_CHECKING:
     from penstock.server.remote_manifest import RemoteManifest
@@ -140,8 +140,8 @@ class Client:
         from penstock.server.remote_manifest import RemoteManifest, RemoteRows
 
         found = self._flight_info(name, fingerprint)
-        info, layout = _info(found)
-        return RemoteManifest(RemoteRows(self, info.name, layout, found.schema.remove_metadata()))
+        info, form = _info(found)
+        return RemoteManifest(RemoteRows(self, info.name, form, found.schema.remove_metadata()))
 
     def health(self) -> dict[str, str]:
         """Return the state of each server: ``{address: "ok" | "stopping" | error}``. Calls them one by one."""
@@ -375,8 +375,8 @@ def _act(call: Call, name: str, body: bytes) -> Any:
     return json.loads(result.body.to_pybytes())
 
 
-def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, Layout]:
-    layout = restore((found.schema.metadata or {}).get(KEY, b"null"))
+def _info(found: flight.FlightInfo) -> tuple[DataSetInfo, WireFormat]:
+    form = restore((found.schema.metadata or {}).get(KEY, b"null"))
     name = found.descriptor.path[0].decode()
-    schema = layout.schema(found.schema.remove_metadata())
-    return DataSetInfo(name, found.total_records, layout.fingerprint, schema, layout.nbytes), layout
+    schema = form.schema(found.schema.remove_metadata())
+    return DataSetInfo(name, found.total_records, form.fingerprint, schema, form.nbytes), form

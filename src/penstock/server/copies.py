@@ -97,7 +97,7 @@ class Copy:
     Of a copy that does not exist, any row may be requested, and the answer has no rows.
     """
 
-    name, stored = CACHE, _BLOCKS
+    name, wire_schema = CACHE, _BLOCKS
 
     def __init__(self, file: File | None, is_sound: Callable[[], bool]) -> None:
         self._file, self._is_sound = file, is_sound

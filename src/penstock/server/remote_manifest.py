@@ -27,7 +27,7 @@ from penstock.manifest.formats.base import ParsedPart, Part
 from penstock.manifest.indices import Indices, Rows
 from penstock.manifest.lines import TooMuch
 from penstock.manifest.scan import shorten
-from penstock.server.layout import Layout
+from penstock.server.wire_format import WireFormat
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RemoteManifest(Manifest):
     """A table on a server; see `Manifest`. Create it with `Client.manifest`.
 
     Reads raise the errors of `Client.rows`. It stays at one version of the dataset, even after the server has loaded a
-    newer one. A pickle holds the client and the layout, but no rows.
+    newer one. A pickle holds the client and the form, but no rows.
     """
 
     fork_safe = False
@@ -48,13 +48,13 @@ class RemoteManifest(Manifest):
 
     def __init__(self, remote: RemoteRows, view: range | None = None) -> None:
         """Internal: call `Client.manifest`."""
-        self._remote, layout = remote, remote.layout
+        self._remote, form = remote, remote.form
         parts: list[Part] = []
         start = 0
-        for rows, parser in layout.parsers:
+        for rows, parser in form.parsers:
             parts.append(_Lines(remote, parser, rows, start))
             start += rows
-        super().__init__(parts or [_Columns(remote)], layout.root, {}, layout.view if view is None else view)
+        super().__init__(parts or [_Columns(remote)], form.root, {}, form.view if view is None else view)
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -64,17 +64,17 @@ class RemoteManifest(Manifest):
     @property
     def nbytes(self) -> int:
         """The size of the server's files in bytes."""
-        return self._remote.layout.nbytes
+        return self._remote.form.nbytes
 
     @cached_property
     def fingerprint(self) -> str:
         """The same as of the files."""
-        return replace(self._remote.layout, view=self.view).fingerprint
+        return replace(self._remote.form, view=self.view).fingerprint
 
     @property
     def whole_fingerprint(self) -> str:
         """The same as of the files."""
-        return self._remote.layout.whole
+        return self._remote.form.whole
 
     def _prefixes(self, rows: int) -> list[str]:
         return list(self._remote.client.prefix_fingerprints(self._remote.name, self.fingerprint, rows))
@@ -109,9 +109,9 @@ class RemoteManifest(Manifest):
 class RemoteRows:
     """Fetches rows by their number in the whole manifest; the server may serve only a view of it."""
 
-    def __init__(self, client: Client, name: str, layout: Layout, stored: pa.Schema) -> None:
-        self.client, self.name, self.layout, self.stored = client, name, layout, stored
-        self.fingerprint = layout.fingerprint
+    def __init__(self, client: Client, name: str, form: WireFormat, wire_schema: pa.Schema) -> None:
+        self.client, self.name, self.form, self.wire_schema = client, name, form, wire_schema
+        self.fingerprint = form.fingerprint
 
     def __str__(self) -> str:
         return f"{self.name} of {self.client!r}"
@@ -125,7 +125,7 @@ class RemoteRows:
 
     def served(self, rows: Rows) -> Rows:
         """Return the numbers of rows in what the server serves."""
-        view = self.layout.view
+        view = self.form.view
         return rows if (view.start, view.step) == (0, 1) else (rows - view.start) // view.step
 
 
@@ -164,7 +164,7 @@ class _Columns(_Remote, ColumnPart):
 
     def __init__(self, remote: RemoteRows) -> None:
         super().__init__(remote)
-        self.rows, self.schema, self.names = remote.layout.rows, remote.stored, list(remote.stored.names)
+        self.rows, self.schema, self.names = remote.form.rows, remote.wire_schema, list(remote.wire_schema.names)
 
     def gather(self, rows: Rows, most: int | None = None) -> pa.RecordBatch:
         return self.remote.fetch(rows, most)

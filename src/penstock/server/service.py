@@ -300,7 +300,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                 version = self._catalog.find(name, fingerprint)
             about.name = version.name
             with self._counted(version.name, context.peer()):
-                writer.begin(version.stored)
+                writer.begin(version.wire_schema)
                 while not self.streams.draining:
                     try:
                         request = reader.read_chunk().app_metadata

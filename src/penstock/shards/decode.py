@@ -21,7 +21,7 @@ import torch
 from penstock.errors import ConfigError, ImageError, ShardError
 from penstock.shards.grouping import KEY, URL, Sample
 from penstock.stages import stage
-from penstock.storage.mapped import said
+from penstock.storage.mapped import error_text
 from penstock.storage.urls import shown
 
 __all__ = ["VALUES", "Decode", "chained", "field_name", "load_array", "load_arrays"]
@@ -37,7 +37,7 @@ def load_array(data: bytes) -> Any:
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:
-        raise ValueError(f"not an .npy file, or damaged: {said(error)}") from error
+        raise ValueError(f"not an .npy file, or damaged: {error_text(error)}") from error
 
 
 def load_arrays(data: bytes) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def load_arrays(data: bytes) -> dict[str, Any]:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return dict(archive)
     except Exception as error:  # errors of zip, of zlib, and of `load_array`
-        raise ValueError(f"not an .npz file, or damaged: {said(error)}") from error
+        raise ValueError(f"not an .npz file, or damaged: {error_text(error)}") from error
 
 
 def _json(data: bytes) -> Any:

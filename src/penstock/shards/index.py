@@ -42,7 +42,7 @@ from penstock.storage.derived import load_or_write
 from penstock.storage.files import SHARD, File
 from penstock.storage.urls import shown
 
-__all__ = ["BODY", "SUFFIX", "Header", "ShardIndex", "index_path", "load_or_build", "read_header"]
+__all__ = ["BODY", "SUFFIX", "ShardIndex", "ShardIndexHeader", "index_path", "load_or_build", "read_header"]
 
 SUFFIX = ".pidx"
 MAGIC, VERSION = b"PENSHARD", 1
@@ -55,7 +55,7 @@ Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Header:
+class ShardIndexHeader:
     """The facts that an index records about its shard."""
 
     extension_bytes: int
@@ -74,7 +74,7 @@ class Header:
         return (head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))).ljust(BODY, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> Header | None:
+    def unpack(cls, data: bytes) -> ShardIndexHeader | None:
         """Return the header, or None if the data is not a header of this version with a valid checksum."""
         if len(data) < BODY:
             return None
@@ -108,7 +108,7 @@ class Header:
 class ShardIndex:
     """A valid, mapped index. Views are int64 (``extension``: int32); reading one number takes 40 ns."""
 
-    def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, header: ShardIndexHeader, mapped: mmap.mmap) -> None:
         self.path, self.header, self._map = path, header, mapped
         view = memoryview(mapped)
         parts = [view[at : at + length] for at, length in header.parts]
@@ -145,7 +145,7 @@ class ShardIndex:
         """
         try:
             with open(path, "rb", buffering=0) as file:
-                header = Header.unpack(file.read(BODY))
+                header = ShardIndexHeader.unpack(file.read(BODY))
                 if header is None or min(header.samples, header.files, header.key_bytes) < 0:
                     return None
                 if os.fstat(file.fileno()).st_size != header.length:
@@ -167,11 +167,11 @@ class ShardIndex:
         return xxhash.xxh3_64_intdigest(memoryview(self._map)[BODY:]) == self.header.body
 
 
-def read_header(path: Path) -> Header | None:
+def read_header(path: Path) -> ShardIndexHeader | None:
     """Return the header of an index, or None if there is no valid one. Costs one small read."""
     try:
         with open(path, "rb", buffering=0) as file:
-            header = Header.unpack(file.read(BODY))
+            header = ShardIndexHeader.unpack(file.read(BODY))
             return header if header and os.fstat(file.fileno()).st_size == header.length else None
     except OSError:
         return None
@@ -241,7 +241,7 @@ def load_or_build(
     return found
 
 
-def _scan(file: File, url: str, progress: Progress) -> tuple[Header, list[memoryview]]:
+def _scan(file: File, url: str, progress: Progress) -> tuple[ShardIndexHeader, list[memoryview]]:
     """Return the header and the sections of a shard's index."""
     if (kind := compression_of(file.read_exact(min(6, file.size), 0))) is not None:
         raise ShardError(
@@ -273,7 +273,9 @@ def _scan(file: File, url: str, progress: Progress) -> tuple[Header, list[memory
     names = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in extensions.names)
     parts = [*(array.data.cast("B") for array in arrays), memoryview(b"".join(keys)), memoryview(names)]
     body, at = xxhash.xxh3_64(), BODY
-    header = Header(len(names), len(counts), len(rest[0]), len(parts[6]), file.size, file.mtime_ns, digest.digest(), 0)
+    header = ShardIndexHeader(
+        len(names), len(counts), len(rest[0]), len(parts[6]), file.size, file.mtime_ns, digest.digest(), 0
+    )
     for (begin, length), part in zip(header.parts, parts, strict=True):
         body.update(bytes(begin - at))
         body.update(part)

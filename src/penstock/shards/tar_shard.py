@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 from penstock.errors import ShardChangedError, ShardError, ShardIOError, StorageAuthError, StorageNotFoundError
 from penstock.manifest.sidecar import places
 from penstock.shards.grouping import KEY, URL, Sample, group
-from penstock.shards.index import BODY, SUFFIX, Header, ShardIndex, load_or_build, read_header
+from penstock.shards.index import BODY, SUFFIX, ShardIndex, ShardIndexHeader, load_or_build, read_header
 from penstock.shards.shard_file import INDEXING, Facts, ShardFile, StoredShard
 from penstock.shards.tar import walk, walk_stream
 from penstock.storage import File, RemoteSource, Storage, cache_root, is_remote, local_path
@@ -207,7 +207,7 @@ class TarShard(ShardFile):
             raise StorageNotFoundError(
                 f"{error}; create it (penstock shards index writes it beside the shard), or use copy=True"
             ) from error
-        header = Header.unpack(begin)
+        header = ShardIndexHeader.unpack(begin)
         if header is None or header.length != stat.size:
             raise _unsound(url)
         if self.size != header.size:
@@ -241,7 +241,7 @@ class TarShard(ShardFile):
         """Write the index beside the shard in the store."""
         self.storage.put(index_url(self.url), index.path.read_bytes())
 
-    def _facts(self, header: Header) -> Facts:
+    def _facts(self, header: ShardIndexHeader) -> Facts:
         return Facts(self.source.stat if self.path is None else None, header.samples, header.fingerprint)
 
     # Opening.

@@ -17,7 +17,7 @@ from penstock.order.permutation import Indices, normalise
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
-from penstock.storage.mapped import MappedFiles, look_at
+from penstock.storage.mapped import MappedFiles, inspect_file
 from penstock.storage.names import Urls, expand, without_query
 from penstock.wording import counted
 
@@ -34,7 +34,7 @@ class ArrayFiles(FilesSource):
         for name in names:
             if not without_query(name).lower().endswith(".npy"):
                 raise ConfigError(f"{name}: rows are read out of .npy files; files of others have load=LoadBytes()")
-        found = [look_at(name, None, storage) for name in names]
+        found = [inspect_file(name, None, storage) for name in names]
         first = found[0]
         for file in found:
             if (file.dtype, file.shape[1:]) != (first.dtype, first.shape[1:]):

@@ -35,7 +35,7 @@ from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
 from penstock.storage import Storage
 from penstock.storage.derived import derived_array
-from penstock.storage.mapped import MappedFile, MappedFiles, look_at
+from penstock.storage.mapped import MappedFile, MappedFiles, inspect_file
 from penstock.storage.names import Urls, expand
 from penstock.tokens.folder import INDEX, NAME, TokenFolder
 from penstock.tokens.megatron import MegatronIndex, is_index, read_header
@@ -119,7 +119,7 @@ class TokenFiles(_Tokens):
             raise ConfigError(f"sequence_length and stride must be positive, got {self.length} and {self.stride}")
         if end_token is not None and stride is not None:
             raise ConfigError("stride= is for packed sequences: with end_token= they begin where documents do")
-        found = [look_at(name, kind, storage) for name in expand(files, storage)]
+        found = [inspect_file(name, kind, storage) for name in expand(files, storage)]
         self._check(found)
         self.maps = MappedFiles(found)
         self._set_up()
@@ -278,7 +278,7 @@ class DocumentFiles(_Tokens):
                 raise ConfigError(f"{name} says type and ends of its documents: leave dtype= and end_token= out")
             yield from _named(name, storage) if os.path.basename(name) == NAME else [_megatron(name, storage)]
         elif self.end_token is not None:
-            yield look_at(name, dtype, storage), None
+            yield inspect_file(name, dtype, storage), None
         elif name.endswith(".bin") and not said:
             yield _megatron(f"{name.removesuffix('.bin')}.idx", storage)
         elif not said and is_index(f"{name}.idx"):
@@ -391,13 +391,13 @@ def _named(name: str, storage: Storage | None) -> Iterator[_Pair]:
     for shard in folder.shards:
         path = f"{name.removesuffix(NAME)}{shard.name}"
         index = f"{path}{INDEX[folder.format]}"
-        tokens = look_at(f"{path}.bin", np.dtype(folder.dtype).newbyteorder("<"), storage)
+        tokens = inspect_file(f"{path}.bin", np.dtype(folder.dtype).newbyteorder("<"), storage)
         if tokens.shape[0] != shard.tokens:
             raise DataFileError(f"{tokens.path} has {tokens.shape[0]:,} tokens, and {NAME} says {shard.tokens:,}")
-        yield tokens, look_at(index, "uint8" if folder.format == "megatron" else None, storage)
+        yield tokens, inspect_file(index, "uint8" if folder.format == "megatron" else None, storage)
 
 
 def _megatron(name: str, storage: Storage | None) -> _Pair:
-    index = look_at(name, "uint8", storage)
+    index = inspect_file(name, "uint8", storage)
     header = read_header(name, MappedFiles([index]).array(0))
-    return look_at(f"{name.removesuffix('.idx')}.bin", header.dtype, storage), index
+    return inspect_file(f"{name.removesuffix('.idx')}.bin", header.dtype, storage), index

@@ -24,7 +24,7 @@ from penstock.storage.urls import listed, unsigned
 if TYPE_CHECKING:
     from penstock.storage.remote import RemoteSource
 
-__all__ = ["Mapped", "MappedFile", "MappedFiles", "look_at", "said"]
+__all__ = ["Mapped", "MappedFile", "MappedFiles", "error_text", "inspect_file"]
 
 _WHOLE = 1 << 18  # files up to this many bytes are hashed completely
 # Of larger files: bytes at both ends, and bytes and number of blocks between.
@@ -48,7 +48,9 @@ class MappedFile(NamedTuple):
         return cls(source.url, source.size, 0, 0, "|u1", (source.size,))
 
 
-def look_at(name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: Storage | None = None) -> MappedFile:
+def inspect_file(
+    name: str | os.PathLike[str], dtype: npt.DTypeLike | None, storage: Storage | None = None
+) -> MappedFile:
     """Return the content of a file: ``.npy`` files have a header, all others hold numbers of ``dtype`` only.
 
     Args:
@@ -86,7 +88,9 @@ def _mapped_array(path: str) -> np.memmap[Any, Any]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy parses the header as Python, so a damaged one may raise anything
-        raise DataFileError(f"{path} is not an .npy file that can be mapped, or is truncated: {said(error)}") from error
+        raise DataFileError(
+            f"{path} is not an .npy file that can be mapped, or is truncated: {error_text(error)}"
+        ) from error
     if not isinstance(array, np.memmap) or array.dtype.hasobject or array.dtype.names or not array.ndim:
         what = f"{getattr(array, 'dtype', 'arrays')} of shape {getattr(array, 'shape', '-')}"
         raise DataFileError(f"{path} holds {what}, not an array of numbers")
@@ -95,7 +99,7 @@ def _mapped_array(path: str) -> np.memmap[Any, Any]:
     return array
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of a NumPy error in one line, with its type if the text is empty."""
     text = str(error).partition("\n")[0]
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
@@ -114,7 +118,7 @@ class MappedFiles:
     Files in a store are copied to the cache at first use. If the cache has no room, their bytes are read by ranges.
 
     Args:
-        files: results of `look_at`.
+        files: results of `inspect_file`.
         sources: the files in a store, by number.
         in_place: the numbers of the files in a store that are never copied.
         conversions: functions from an open local file to its conversion, which is mapped instead, by number.

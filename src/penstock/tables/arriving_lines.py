@@ -12,7 +12,7 @@ from penstock.shards.shard_file import Facts, ShardFile
 from penstock.storage import File, Storage
 from penstock.storage.mapped import MappedFile, MappedFiles
 from penstock.storage.names import with_versions
-from penstock.tables.files import Found
+from penstock.tables.found_files import Found
 from penstock.tables.json_files import CACHE_BYTES, JsonFiles, check_columns
 from penstock.tables.line_index import TextIndex, find_index_of, make_index_of
 

@@ -17,7 +17,7 @@ from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import INVALID, damage_of, is_mapped
 from penstock.tables.values import Plain, is_view
 
-__all__ = ["ArrowFile", "Layout", "scan_arrow"]
+__all__ = ["ArrowFile", "RowGroupIndex", "scan_arrow"]
 
 _MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -28,8 +28,8 @@ Ints = npt.NDArray[np.int64]
 Piece = Callable[[int], pa.RecordBatch]
 
 
-class Layout(NamedTuple):
-    """The layout of a file. It is small, and is sent to workers.
+class RowGroupIndex(NamedTuple):
+    """Where the record batches or row groups of a file are. It is small, and is sent to workers.
 
     Attributes:
         kind: "stream", "file" or "parquet".
@@ -44,8 +44,8 @@ class Layout(NamedTuple):
     nbytes: npt.NDArray[np.int64] | None = None
 
 
-def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
-    """Return schema and layout of an Arrow file. Takes about ten microseconds per record batch.
+def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, RowGroupIndex]:
+    """Return schema and batches of an Arrow file. Takes about ten microseconds per record batch.
 
     Raises:
         DataFileError: it is not an Arrow file, truncated or damaged; or a stream with dictionaries.
@@ -56,7 +56,7 @@ def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
         if data[:6].tobytes() == _MAGIC:
             reader = pa.ipc.open_file(source)
             counts = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
-            return reader.schema, Layout("file", np.array(counts, np.int64))
+            return reader.schema, RowGroupIndex("file", np.array(counts, np.int64))
         messages = pa.ipc.MessageReader.open_stream(source)
         while True:
             begin = source.tell()
@@ -78,7 +78,7 @@ def scan_arrow(path: str, data: Bytes) -> tuple[pa.Schema, Layout]:
         raise DataFileError(f"{path} is not an Arrow file, or is truncated or damaged: {error}") from None
     if schema is None or data[begin : begin + len(_END)].tobytes() != _END:
         raise DataFileError(f"{path} ends without its end mark: it is truncated, or still being written")
-    return schema, Layout("stream", np.array(counts, np.int64), np.array(offsets, np.int64))
+    return schema, RowGroupIndex("stream", np.array(counts, np.int64), np.array(offsets, np.int64))
 
 
 class ArrowFile:
@@ -87,16 +87,16 @@ class ArrowFile:
     Args:
         path: for messages.
         data: its mapped bytes.
-        layout: the result of `scan_arrow`.
+        index: the result of `scan_arrow`.
         columns: the numbers of the columns to read.
     """
 
-    def __init__(self, path: str, data: Bytes, layout: Layout, columns: list[int]) -> None:
+    def __init__(self, path: str, data: Bytes, index: RowGroupIndex, columns: list[int]) -> None:
         self.data = data
-        self._path, self._layout, self._columns = path, layout, columns
+        self._path, self._index, self._columns = path, index, columns
         self._whole = pa.py_buffer(data)
         try:
-            if layout.kind == "file":
+            if index.kind == "file":
                 options = pa.ipc.IpcReadOptions(use_threads=False)
                 self._reader = pa.ipc.open_file(pa.BufferReader(self._whole), options=options)
             else:
@@ -109,7 +109,7 @@ class ArrowFile:
 
     def piece(self, number: int) -> tuple[pa.RecordBatch, int]:
         """Return a record batch with its columns as in the file, and its size in memory in bytes."""
-        offsets = self._layout.offsets
+        offsets = self._index.offsets
         try:
             if offsets is None:
                 batch = self._reader.get_batch(number)
@@ -167,7 +167,7 @@ class ArrowFile:
         """
         known = self._begins.get((column, part))
         if known is None:
-            known = self._begins[column, part] = np.full(len(self._layout.counts), -1, np.int64)
+            known = self._begins[column, part] = np.full(len(self._index.counts), -1, np.int64)
         found = known[batches]
         if (found == -1).any():
             for number in np.unique(batches[found == -1]).tolist():

@@ -32,7 +32,7 @@ from penstock.storage.names import Urls
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import Range, in_threads, read_ranges
 from penstock.storage.urls import shown
-from penstock.tables.files import FoundFiles, open_parts, table_files
+from penstock.tables.found_files import FoundFiles, open_parts, table_files
 from penstock.tables.frames import decode_frame, stream
 from penstock.tables.line_index import TextIndex, find_index_of, make_index_of, open_index
 from penstock.tables.lru import LruCache

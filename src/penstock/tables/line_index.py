@@ -27,7 +27,7 @@ import zstandard
 
 from penstock.errors import DataFileError, PenstockError
 from penstock.manifest.scan import BadLine, LineRules, Scanner, json_array, not_text
-from penstock.manifest.sidecar import BODY, FRAMES, Header, Sidecar
+from penstock.manifest.sidecar import BODY, FRAMES, Sidecar, SidecarHeader
 from penstock.progress import progress_bar
 from penstock.shards.shard_file import INDEXING
 from penstock.storage import UNWRITABLE, Cache, File
@@ -249,6 +249,6 @@ def _write(name: str, out: BinaryIO, pieces: Iterator[bytes], frames: array[int]
     flags = (FRAMES if has_frames else 0) | (copied if has_frames or (copied == _TEXT and scanner.position) else 0)
     out.write(frames.tobytes() if has_frames else b"")
     # The name tells the version of the file.
-    header = Header(flags, scanner.rows, scanner.position, 0, _RULES.digest(), bytes(16))
+    header = SidecarHeader(flags, scanner.rows, scanner.position, 0, _RULES.digest(), bytes(16))
     out.seek(0)
     out.write(header.pack())

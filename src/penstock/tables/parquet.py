@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import INVALID
 from penstock.storage.remote import RemoteSource
-from penstock.tables.arrow import Bytes, Layout
+from penstock.tables.arrow import Bytes, RowGroupIndex
 
 __all__ = ["ParquetFile", "scan_parquet"]
 
@@ -20,8 +20,8 @@ _CLOSE = 128 << 10
 _LEAST, _FOOTER, _PART = 16 << 10, 64 << 10, 64  # bytes read at a file's end: 1/64 of the file, from 16 to 64 KiB
 
 
-def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layout]:
-    """Return schema and layout of a Parquet file, from its footer.
+def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, RowGroupIndex]:
+    """Return schema and row groups of a Parquet file, from its footer.
 
     Raises:
         DataFileError: it is not a Parquet file, or truncated.
@@ -33,7 +33,7 @@ def scan_parquet(path: str, data: Bytes | RemoteSource) -> tuple[pa.Schema, Layo
         groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
         counts = np.array([group.num_rows for group in groups], np.int64)
         nbytes = np.array([group.total_byte_size for group in groups], np.int64)
-        return file.schema_arrow, Layout("parquet", counts, nbytes=nbytes)
+        return file.schema_arrow, RowGroupIndex("parquet", counts, nbytes=nbytes)
     except INVALID as error:
         raise DataFileError(f"{path} is not a Parquet file, or is truncated: {error}") from None
 

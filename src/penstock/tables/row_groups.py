@@ -18,7 +18,7 @@ from penstock.manifest.formats.columns import as_batch, offsets_of, reordered
 from penstock.manifest.indices import as_arrow, grouped
 from penstock.order.permutation import Indices
 from penstock.sources.files_source import FilesSource
-from penstock.tables.arrow import ArrowFile, Layout
+from penstock.tables.arrow import ArrowFile, RowGroupIndex
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import ParquetFile
 from penstock.tables.values import as_array, plain_batch, plain_type
@@ -83,12 +83,12 @@ class RowGroups(FilesSource):
     """
 
     schema: pa.Schema
-    _layouts: list[Layout]
+    _indexes: list[RowGroupIndex]
     _places: list[list[int]]  # the numbers of the columns in each file
     _kept: LruCache[_Piece]
 
     def _set_up(self) -> None:
-        counts = [layout.counts for layout in self._layouts]
+        counts = [index.counts for index in self._indexes]
         self._first = np.cumsum([0, *map(len, counts)], dtype=np.int64)  # the first row group of each file
         self._begins = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)  # the first row of each row group
         self.starts = self._begins[self._first]
@@ -100,7 +100,7 @@ class RowGroups(FilesSource):
     def _locate(self, rows: Indices) -> _Located:
         """Return the row groups of rows; DataFileChangedError if a file with some of the rows has changed."""
         pieces = self._begins.searchsorted(rows, "right") - 1
-        if len(self._layouts) == 1:
+        if len(self._indexes) == 1:
             files = [(0, self._file(0), np.arange(len(rows)))]
         else:
             numbers = self._first.searchsorted(pieces, "right") - 1
@@ -247,11 +247,11 @@ class RowGroups(FilesSource):
         found = self._open.get(number)
         if found is not None and found.data is data:
             return found
-        path, layout, places = self.maps.files[number].path, self._layouts[number], self._places[number]
+        path, index, places = self.maps.files[number].path, self._indexes[number], self._places[number]
         opened = (
             ParquetFile(path, data, list(self.schema.names))
-            if layout.kind == "parquet"
-            else ArrowFile(path, data, layout, places)
+            if index.kind == "parquet"
+            else ArrowFile(path, data, index, places)
         )
         for place, (other, file) in enumerate([*self._open.items()]):
             if place <= len(self._open) - _MOST_OPEN or not self.maps.holds(other, file.data):

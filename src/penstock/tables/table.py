@@ -29,8 +29,8 @@ from penstock.storage import Storage
 from penstock.storage.names import Urls
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import in_threads
-from penstock.tables.arrow import Layout, scan_arrow
-from penstock.tables.files import FoundFiles, is_stored_parquet, open_parts, table_files
+from penstock.tables.arrow import RowGroupIndex, scan_arrow
+from penstock.tables.found_files import FoundFiles, is_stored_parquet, open_parts, table_files
 from penstock.tables.image_columns import encoded, features_of, image_base, image_columns, make_image
 from penstock.tables.lru import LruCache
 from penstock.tables.parquet import scan_parquet
@@ -97,7 +97,7 @@ class TableFiles(RowGroups):
         self.maps = open_parts(table_files(source, split, storage), storage, as_they_are=is_stored_parquet)
         paths = [file.path for file in self.maps.files]
         scanned = in_threads(lambda number: _scan(paths[number], self.maps.head(number)), range(len(paths)))
-        schemas, self._layouts = [schema for schema, _ in scanned], [layout for _, layout in scanned]
+        schemas, self._indexes = [schema for schema, _ in scanned], [index for _, index in scanned]
         self.schema = _chosen(paths[0], schemas[0], columns)
         self._places = [_places(*pair, self.schema, columns) for pair in zip(paths, schemas, strict=True)]
         self._kept = LruCache(cache_bytes)
@@ -167,12 +167,12 @@ class TableFiles(RowGroups):
 
         This decodes one row group, to measure its size.
         """
-        layouts = self._layouts
-        sizes = np.concatenate([np.zeros(len(g.counts)) if g.nbytes is None else g.nbytes for g in layouts])
+        indexes = self._indexes
+        sizes = np.concatenate([np.zeros(len(g.counts)) if g.nbytes is None else g.nbytes for g in indexes])
         if not sizes.any():
             return None
         largest = self._batch(int(sizes.argmax())).nbytes
-        rows = max(int(g.counts.max()) for g in layouts if g.nbytes is not None and len(g.counts))
+        rows = max(int(g.counts.max()) for g in indexes if g.nbytes is not None and len(g.counts))
         return rows, max(1, self._kept.limit // 2 // max(largest, 1))
 
     # Reading.
@@ -252,7 +252,7 @@ class TableFiles(RowGroups):
     # Pickling.
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("images", "_images_from", "_storage", "maps", "schema", "_layouts", "_places", "_kept")
+        names = ("images", "_images_from", "_storage", "maps", "schema", "_indexes", "_places", "_kept")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -264,17 +264,17 @@ def _empty(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArr
     return np.empty(shape, dtype)
 
 
-def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Schema, Layout]:
+def _scan(path: str, data: npt.NDArray[np.uint8] | RemoteSource) -> tuple[pa.Schema, RowGroupIndex]:
     if isinstance(data, RemoteSource):
         return scan_parquet(path, data)
     if not len(data):
         raise DataFileError(f"{path} is empty (0 bytes): it was not written to its end")
-    schema, layout = (scan_parquet if data[:4].tobytes() == b"PAR1" else scan_arrow)(path, data)
+    schema, index = (scan_parquet if data[:4].tobytes() == b"PAR1" else scan_arrow)(path, data)
     try:
         _ = schema.names  # Arrow decodes the names at access
     except UnicodeDecodeError as error:
         raise DataFileError(f"{path} is damaged, or not written by the rules: a column's name: {error}") from None
-    return schema, layout
+    return schema, index
 
 
 def read_schema(name: str, storage: Storage | None = None) -> pa.Schema:

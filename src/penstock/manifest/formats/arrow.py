@@ -34,7 +34,7 @@ from penstock.manifest.indices import Rows, as_arrow, by_part
 from penstock.manifest.lines import TooMuch, texts
 from penstock.manifest.options import Column, Options
 from penstock.manifest.scan import hash_file
-from penstock.manifest.sidecar import NO_OFFSETS, Header, Sidecar, load_or_build, places
+from penstock.manifest.sidecar import NO_OFFSETS, Sidecar, SidecarHeader, load_or_build, places
 from penstock.progress import progress_bar
 from penstock.storage import File, io_error
 from penstock.storage.derived import load_or_write
@@ -191,10 +191,10 @@ def open_arrow(path: str, options: Options, context: Context) -> ArrowPart:
         batches = map(reader.get_batch, range(reader.num_record_batches))
         return _convert(source, reader.schema, batches, options, context)
 
-    def build(source: File, out: BinaryIO, stale: Sidecar | None) -> Header:
+    def build(source: File, out: BinaryIO, stale: Sidecar | None) -> SidecarHeader:
         with progress_bar(f"hashing {path}", source.size, context.progress) as progress:
             digest = hash_file(source, progress)
-        return Header(NO_OFFSETS, 0, source.size, source.mtime_ns, _RULES, digest)
+        return SidecarHeader(NO_OFFSETS, 0, source.size, source.mtime_ns, _RULES, digest)
 
     sidecar = load_or_build(source, ".pstk", context.cache_dir, _RULES, build)
     return ArrowPart(source, source, options.wanted, sidecar.header.digest, options.canonical())
@@ -304,7 +304,7 @@ def converted(
         mapped = File(str(path))
         try:
             reader = _open_mapped(mapped)
-            header = Header.unpack(bytes.fromhex((reader.schema.metadata or {}).get(_KEY, b"").decode()))
+            header = SidecarHeader.unpack(bytes.fromhex((reader.schema.metadata or {}).get(_KEY, b"").decode()))
             if header is None or header.rules != rules or not header.describes(source):
                 return None
             for number in range(reader.num_record_batches):
@@ -317,7 +317,7 @@ def converted(
         schema, batches = read()
         source.settle()
         with progress_bar(f"converting {os.path.basename(source.path)}", source.size, context.progress) as progress:
-            header = Header(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, hash_file(source))
+            header = SidecarHeader(NO_OFFSETS, 0, source.size, source.mtime_ns, rules, hash_file(source))
             done = 0
             with pa.ipc.new_file(out, schema.with_metadata({_KEY: header.pack().hex()})) as writer:
                 for batch in _joined(batches):

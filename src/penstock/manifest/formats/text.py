@@ -25,7 +25,7 @@ class TextParser:
     def __init__(self, columns: tuple[Column, ...], wanted: tuple[Column, ...]) -> None:
         if columns[0].name != "path":
             raise ConfigError(f"columns: in text the first one must be 'path', not {columns[0].name!r}")
-        self.columns, self.stored = wanted, columns
+        self.columns, self.all_columns = wanted, columns
         self._fields = sum(column.fields for column in columns[1:])
         places = places_of(columns)
         kinds = [column.kind for column in columns[1:] for _ in range(column.fields)]

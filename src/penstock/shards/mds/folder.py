@@ -21,9 +21,9 @@ import numpy as np
 from penstock.errors import ConfigError, ShardChangedError, ShardIOError
 from penstock.images.sample_record import ColumnRecord, ImageType, check_image_type, is_image, label_column
 from penstock.order.permutation import normalise
-from penstock.shards.mds.files import Files
 from penstock.shards.mds.index import Columns, fingerprint, parse_index
-from penstock.shards.mds.shard import Reader, Shard
+from penstock.shards.mds.local_files import MDSFiles
+from penstock.shards.mds.shard import MDSShard, Reader
 from penstock.shards.shard_file import StoredShard
 from penstock.sources.batched import BatchedDataset
 from penstock.sources.files_source import FilesSource
@@ -90,7 +90,7 @@ class MDSFolder(FilesSource, BatchedDataset):
         self._names = None if columns is None else tuple(columns)
         cache = cache_dir if cache_dir is None or isinstance(cache_dir, Cache) else os.path.abspath(_local(cache_dir))
         self._storage, how = storage, (storage or Storage()) if remote else None
-        self._files = Files(self.path, how, cache_dir=cache, validate_hash=validate_hash)
+        self._files = MDSFiles(self.path, how, cache_dir=cache, validate_hash=validate_hash)
         if how is not None:
             name = f"{self.path}/index.json"
             self._index, file = parse_index(how.read(name), shown(name)), None
@@ -105,7 +105,7 @@ class MDSFolder(FilesSource, BatchedDataset):
         self.starts = self._index.starts
         self._starts: list[int] = self.starts.tolist()
         self._readers: dict[Columns, Reader] = {}
-        self._open: FilePool[Shard] = FilePool(copies=True)
+        self._open: FilePool[MDSShard] = FilePool(copies=True)
         for shared in {id(shard.columns): shard.columns for shard in self._index.shards}.values():
             try:
                 self._readers[shared] = Reader(shared, self._names, images=images, allow_pickle=allow_pickle)
@@ -190,7 +190,7 @@ class MDSFolder(FilesSource, BatchedDataset):
             if self._written is not None:
                 _index_file(self.path).expect(*self._written)
             info = self._index.shards[shard]
-            found = self._open.add(shard, Shard(self._files.open(info), info, self._readers[info.columns]))
+            found = self._open.add(shard, MDSShard(self._files.open(info), info, self._readers[info.columns]))
         return found[number - self._starts[shard]]
 
     def row_name(self, row: int) -> str:

@@ -23,7 +23,7 @@ from penstock.errors import ShardError
 from penstock.shards.mds.encodings import encoding_size
 from penstock.storage.urls import is_inside
 
-__all__ = ["COMPRESSIONS", "Columns", "Index", "Part", "ShardInfo", "fingerprint", "parse_index"]
+__all__ = ["COMPRESSIONS", "Columns", "Index", "MDSFile", "ShardInfo", "fingerprint", "parse_index"]
 
 COMPRESSIONS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 """The compressions of shards, and Arrow's names for them."""
@@ -39,7 +39,7 @@ class Columns(NamedTuple):
     sizes: tuple[int | None, ...]
 
 
-class Part(NamedTuple):
+class MDSFile(NamedTuple):
     """A file of a shard: plain or compressed."""
 
     basename: str
@@ -52,8 +52,8 @@ class ShardInfo(NamedTuple):
 
     samples: int
     columns: Columns
-    raw: Part
-    packed: Part | None
+    raw: MDSFile
+    packed: MDSFile | None
     compression: str | None
     """The algorithm of ``packed``, without a level."""
 
@@ -150,7 +150,7 @@ def _columns(lists: list[Any], where: str) -> Columns:
     return Columns(tuple(names), tuple(encodings), tuple(sizes))
 
 
-def _part(entry: Any, where: str, name: str) -> Part:
+def _part(entry: Any, where: str, name: str) -> MDSFile:
     if not isinstance(entry, dict):
         raise ShardError(f"{where}, {name} is not an object")
     basename, hashes = entry.get("basename"), entry.get("hashes") or {}
@@ -158,7 +158,7 @@ def _part(entry: Any, where: str, name: str) -> Part:
         raise ShardError(f"{where}, {name}: basename {basename!r} is not a file within the folder of the index")
     if not isinstance(hashes, dict) or not all(isinstance(value, str) for value in hashes.values()):
         raise ShardError(f"{where}, {name}: 'hashes' must map algorithms to texts")
-    return Part(basename, _count(entry.get("bytes"), _MAX_BYTES, where, f"{name}: 'bytes'"), hashes)
+    return MDSFile(basename, _count(entry.get("bytes"), _MAX_BYTES, where, f"{name}: 'bytes'"), hashes)
 
 
 def _count(value: Any, limit: int, where: str, what: str) -> int:

@@ -23,7 +23,7 @@ from penstock.shards.mds.encodings import Decoder, make_decoder
 from penstock.shards.mds.index import Columns, ShardInfo
 from penstock.storage import File
 
-__all__ = ["Reader", "Shard"]
+__all__ = ["MDSShard", "Reader"]
 
 
 class Reader:
@@ -73,7 +73,7 @@ class Reader:
         return sample
 
 
-class Shard:
+class MDSShard:
     """An open, uncompressed shard: samples by number. Safe in threads and after a fork.
 
     Raises:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError
 from penstock.order.packing import pack_types, split_by_cost
 from penstock.order.permutation import Indices
-from penstock.storage.mapped import MappedFiles, look_at
+from penstock.storage.mapped import MappedFiles, inspect_file
 
 __all__ = ["Packing", "PackingPlan", "packing_plan"]
 
@@ -122,7 +122,7 @@ def packing_plan(
     for name, value in (("capacity", capacity), ("ranks", ranks), ("batch", batch), ("look_at_most", look_at_most)):
         if value < 1:
             raise ConfigError(f"{name} must be positive, got {value}")
-    file = look_at(path, None)
+    file = inspect_file(path, None)
     if len(file.shape) != 1 or np.dtype(file.dtype).kind not in "iu":
         raise ConfigError(
             f"{file.path} must have one integer for each document, got {file.dtype} of shape {file.shape}"

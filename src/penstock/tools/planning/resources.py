@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.loader.sizes import AHEAD, LIGHT, LIGHT_FACTOR, PAGE
-from penstock.manifest.sidecar import Header
+from penstock.manifest.sidecar import SidecarHeader
 from penstock.tools.planning.job import Assumptions, Job
 
 __all__ = ["Memory", "StartUp", "memory_of", "start_up_of"]
@@ -76,7 +76,7 @@ def memory_of(job: Job, assumed: Assumptions) -> Memory:
     light = depth * LIGHT_FACTOR if batch <= LIGHT else depth
     slots = max(depth, min(light, AHEAD // slot_bytes)) + _HELD
     ring = slot_bytes * slots
-    index = Header(0, job.samples, 0, 0, 0, b"").length
+    index = SidecarHeader(0, job.samples, 0, 0, 0, b"").length
     return Memory(
         rank=assumed.rank_memory,
         worker=assumed.worker_memory,

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.order import Partition
 from penstock.order.length_classes import LengthClasses
-from penstock.storage.mapped import MappedFiles, look_at
+from penstock.storage.mapped import MappedFiles, inspect_file
 
 __all__ = ["TokenBatches", "token_batches"]
 
@@ -59,7 +59,7 @@ def token_batches(
         ConfigError: a budget below 1, or lengths that are not integers or negative (an OrderError).
         DataFileError, DataFileIOError: the file cannot be read.
     """
-    file = look_at(path, None)
+    file = inspect_file(path, None)
     if max_tokens < 1 or classes < 1:
         raise ConfigError(f"max_tokens and classes must be 1 or more, got {max_tokens} and {classes}")
     if len(file.shape) != 1:

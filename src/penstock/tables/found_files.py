@@ -19,7 +19,7 @@ from typing import Any
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, StorageNotFoundError
 from penstock.storage import File, Storage, is_remote
 from penstock.storage.files import DATA
-from penstock.storage.mapped import MappedFile, MappedFiles, look_at
+from penstock.storage.mapped import MappedFile, MappedFiles, inspect_file
 from penstock.storage.names import Urls, expand_versions, without_query
 from penstock.storage.remote import RemoteSource
 from penstock.storage.stream import in_threads
@@ -113,7 +113,7 @@ def table_files(source: Urls | FoundFiles, split: str | None = None, storage: St
 
 
 def open_parts(found: Sequence[Found], storage: Storage | None, *, as_they_are: Callable[[str], bool]) -> MappedFiles:
-    """Open the files of a table, given with their versions if known: local ones are mapped. Raises as `look_at`.
+    """Open the files of a table, given with their versions if known: local ones are mapped. Raises as `inspect_file`.
 
     ``as_they_are`` returns whether a remote file is opened in place. Later reads then use a copy in the cache, or range
     requests if the cache has no room: the requested columns of a row group, or the rows of JSON lines. Parquet on a hub
@@ -125,7 +125,7 @@ def open_parts(found: Sequence[Found], storage: Storage | None, *, as_they_are: 
     on_hub = {number for number in ranged if scheme(sources[number].url) == "hf"}
     in_place = {number for number in on_hub if is_stored_parquet(sources[number].url)}
     rest = [name for number, (name, _) in enumerate(found) if number not in sources]
-    others = iter(in_threads(lambda name: look_at(name, "uint8", storage), rest, count=_COPIES))
+    others = iter(in_threads(lambda name: inspect_file(name, "uint8", storage), rest, count=_COPIES))
     files = [MappedFile.of(sources[number]) if number in sources else next(others) for number in range(len(found))]
     delimiters = {number: sign for number, (name, _) in enumerate(found) if (sign := delimiter_of(name)) is not None}
     conversions = {number: partial(_converted, sign) for number, sign in delimiters.items()}

@@ -29,14 +29,14 @@ from penstock.errors import (
     StorageUnavailableError,
     TruncatedShardError,
 )
-from penstock.shards.mds.index import COMPRESSIONS, Part, ShardInfo
+from penstock.shards.mds.index import COMPRESSIONS, MDSFile, ShardInfo
 from penstock.shards.shard_file import StoredShard
 from penstock.storage import Cache, File, RemoteSource, Storage
 from penstock.storage.files import SHARD
 from penstock.storage.stream import in_threads
 from penstock.storage.transfer import Stat, Write
 
-__all__ = ["HASHES", "Files", "decompress"]
+__all__ = ["HASHES", "MDSFiles", "decompress"]
 
 _LONGEST = 3600.0  # seconds for which other processes wait while a shard is decompressed
 
@@ -57,7 +57,7 @@ HASHES: dict[str, Callable[[], Any]] = {
 """The hashes: functions that return an object with ``update`` and ``hexdigest``, by name."""
 
 
-class Files:
+class MDSFiles:
     """The files of a dataset as local files; ``storage`` is None for a local folder. Options: see `MDSFolder`."""
 
     def __init__(
@@ -102,11 +102,11 @@ class Files:
             StoredShard(number, RemoteSource(name, how, stat)) for number, name, stat in versions if stat is not None
         ]
 
-    def _name(self, part: Part) -> str:
+    def _name(self, part: MDSFile) -> str:
         remote = self.storage is not None
         return f"{self.folder}/{part.basename}" if remote else os.path.join(self.folder, part.basename)
 
-    def _source(self, part: Part) -> File | RemoteSource | None:
+    def _source(self, part: MDSFile) -> File | RemoteSource | None:
         """Return a file of the folder, in a store in the version first seen; None if it is missing."""
         name = self._name(part)
         if self.storage is None:
@@ -150,7 +150,7 @@ class Files:
         self._check(source.url, info.raw, content)
         return content
 
-    def _check(self, path: str, part: Part, content: bytes | mmap.mmap) -> None:
+    def _check(self, path: str, part: MDSFile, content: bytes | mmap.mmap) -> None:
         """Check a file's content against the hash in the index, if ``validate_hash`` is set."""
         algorithm, hashes = self.validate_hash, part.hashes
         if algorithm is None:

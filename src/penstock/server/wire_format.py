@@ -1,4 +1,4 @@
-"""The layout of rows on the wire, as a small JSON text, so that a client can parse records without any file.
+"""The format of rows on the wire, as a small JSON text, so that a client can parse records without any file.
 
 Rows are sent in their stored form: a column ``line`` for text and JSONL, and the columns for all others.
 `describe` writes what a parser needs, and `restore` is its counterpart in the client. Invariant: for every manifest,
@@ -22,17 +22,17 @@ from penstock.manifest.formats.text import TextParser
 from penstock.manifest.options import Column
 from penstock.manifest.table import combine, view_fingerprint
 
-__all__ = ["KEY", "Layout", "describe", "restore"]
+__all__ = ["KEY", "WireFormat", "describe", "restore"]
 
 KEY = b"penstock"
-"""The key of the layout in the metadata of a dataset's schema."""
+"""The key of the format in the metadata of a dataset's schema."""
 
 _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The layout of the rows of one version of a dataset.
+class WireFormat:
+    """The format of the rows of one version of a dataset.
 
     ``parsers`` holds one parser for each range of rows, with its length; it is empty for rows in columns. ``view`` is
     the range of the manifest's ``rows`` that is served; row numbers on the wire are indices into it. ``whole`` is the
@@ -51,16 +51,16 @@ class Layout:
         """The fingerprint of the served rows."""
         return self.whole if self.view == range(self.rows) else view_fingerprint(self.whole, self.view)
 
-    def schema(self, stored: pa.Schema) -> pa.Schema:
-        """Return the columns of the manifest's tables, for rows sent with the schema ``stored``."""
+    def schema(self, sent: pa.Schema) -> pa.Schema:
+        """Return the columns of the manifest's tables, for rows sent with the schema ``sent``."""
         if not self.parsers:
-            return stored
+            return sent
         columns = self.parsers[0][1].columns
         return pa.schema([(column.name, column.arrow_type or pa.string()) for column in columns])
 
 
 def describe(manifest: Manifest) -> str:
-    """Return the layout of a manifest's rows as JSON.
+    """Return the format of a manifest's rows as JSON.
 
     Raises:
         ManifestError: the manifest mixes sources of lines and sources of columns.
@@ -91,8 +91,8 @@ def describe(manifest: Manifest) -> str:
     )
 
 
-def restore(text: str | bytes) -> Layout:
-    """Return the layout that `describe` wrote.
+def restore(text: str | bytes) -> WireFormat:
+    """Return the format that `describe` wrote.
 
     Raises:
         ServerError: it has another version, or is damaged.
@@ -101,20 +101,20 @@ def restore(text: str | bytes) -> Layout:
         found = json.loads(text)
         if found["version"] != _VERSION:
             raise ServerError(
-                f"the server uses version {found['version']} of the row layout, and this client version {_VERSION}"
+                f"the server uses version {found['version']} of the row format, and this client version {_VERSION}"
             )
         parsers = tuple((rows, _parser(one)) for rows, one in found["parsers"])
         view = range(*found["view"])
-        return Layout(found["root"], found["nbytes"], found["rows"], view, parsers, found["whole"])
+        return WireFormat(found["root"], found["nbytes"], found["rows"], view, parsers, found["whole"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ServerError(f"the server's row layout is invalid ({error!r})") from None
+        raise ServerError(f"the server's row format is invalid ({error!r})") from None
 
 
 def _describe_parser(parser: Parser) -> dict[str, Any]:
     columns = [asdict(column) for column in parser.columns]
     match parser:
         case TextParser():
-            return {"format": "text", "columns": columns, "stored": [asdict(column) for column in parser.stored]}
+            return {"format": "text", "columns": columns, "stored": [asdict(column) for column in parser.all_columns]}
         case JsonParser():
             return {"format": "jsonl", "columns": columns}
     raise ManifestError(f"rows parsed by {type(parser).__name__} cannot be served")
