@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache, partial
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.datasets.packs import PackedDocuments, Packs, check_lengths, packs_at, pieces_of
+from penstock.datasets.packs import DocumentGroup, PackedDocuments, Packs, check_lengths
 from penstock.errors import ConfigError, DataFileIOError
 from penstock.hashing import mix
 from penstock.order import Order
@@ -33,10 +33,9 @@ from penstock.order.packing import (
     PackBlockOrder,
     PackClasses,
     PackLayout,
-    PackOrder,
     TypeTable,
 )
-from penstock.order.permutation import Indices, normalise
+from penstock.order.permutation import Indices
 from penstock.order.shuffle import groups
 from penstock.plan.exclusion import ExcludedRows
 from penstock.progress import progress_bar
@@ -49,6 +48,7 @@ DEFAULT_BLOCK_SIZE = 1 << 18
 """Documents in a block. Smaller blocks fill packs less well; larger blocks take longer to enter."""
 
 _CACHED_BLOCKS = 2  # a few MB each
+_NONE = np.empty(0, np.int64)
 
 _COLUMNS = 7
 _PACKS, _TOKENS, _PIECES, _MOST, _TYPES, _BEGIN, _HASH = range(_COLUMNS)
@@ -79,31 +79,33 @@ class BlockPacks(Packs):
         super().__init__(dataset, capacity, lengths, max_documents, excluded, name)
 
     def _compute_packs(self) -> None:
-        self._create_caches()
         table = self._types.table
         self._firsts: Indices = np.concatenate([[0], np.cumsum(table[:, _PACKS])])
         self.tokens, self.pieces = int(table[:, _TOKENS].sum()), int(table[:, _PIECES].sum())
         self.most = int(table[:, _MOST].max(initial=1))
         # If all documents of a block are excluded, nothing can replace them.
-        rows = np.empty(0, np.int64) if self.excluded is None else self.excluded.rows
-        for number, _ in groups(rows // self._block_size):
+        for number, _ in groups(self._excluded_rows // self._block_size):
             begin = number * self._block_size
             lengths = self.lengths[begin : begin + self._block_size].copy()
-            first, last = rows.searchsorted([begin, begin + self._block_size])
-            lengths[rows[first:last] - begin] = 0
+            lengths[self._excluded_in(number) - begin] = 0
             if not lengths.any():
                 raise ConfigError(
                     f"exclude= leaves no tokens in documents {begin} to {begin + len(lengths) - 1}, and order='block' "
                     f"packs these together: use a larger block_size than {self._block_size}, or order='global'"
                 )
 
-    def _create_caches(self) -> None:
-        """Create the caches of recently used blocks: a batch is in one block, or in two neighbouring ones."""
-        self._block = lru_cache(maxsize=_CACHED_BLOCKS)(lambda number: self._packed(number, self._types[number]))
-        self._pack_order = lru_cache(maxsize=_CACHED_BLOCKS)(
-            lambda number, seed, epoch: PackOrder(self._block(number).layout, mix(seed, number), epoch)
+    def _excluded_in(self, number: int) -> Indices:
+        """Return the excluded rows of a block."""
+        begin = number * self._block_size
+        first, last = self._excluded_rows.searchsorted([begin, begin + self._block_size])
+        return self._excluded_rows[first:last]
+
+    @cached_property
+    def _block(self) -> Callable[[int], DocumentGroup]:
+        """Returns a block; caches recently used ones, since a batch is in one block, or in two neighbouring ones."""
+        return lru_cache(maxsize=_CACHED_BLOCKS)(
+            lambda number: self._packed(number, self._types[number], self._excluded_in(number))
         )
-        self._replacements = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_replacements)
 
     @cached_property
     def _types(self) -> _BlockTypes:
@@ -112,10 +114,10 @@ class BlockPacks(Packs):
         blocks = -(-len(self.lengths) // self._block_size)
         # No number in a record is larger than the capacity, or the documents of a block.
         kind = np.min_scalar_type(max(self.capacity, self._block_size))
-        return _BlockTypes(digest, blocks, kind, lambda number: self._packed(number, None).layout)
+        return _BlockTypes(digest, blocks, kind, lambda number: self._packed(number, None, _NONE).layout)
 
-    def _packed(self, number: int, types: TypeTable | None) -> _Block:
-        """Return a block; without ``types``, compute its pack types."""
+    def _packed(self, number: int, types: TypeTable | None, excluded: Indices) -> DocumentGroup:
+        """Return the documents of a block; without ``types``, compute its pack types."""
         begin = number * self._block_size
         lengths = self.lengths[begin : begin + self._block_size]
         check_lengths(lengths, begin)
@@ -124,27 +126,17 @@ class BlockPacks(Packs):
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])
         layout = PackLayout(classes, starts, max_documents=self.max_documents, types=types)
         # NumPy uses a fast radix sort for 16-bit integers, and the keys of most blocks fit in 16 bits.
-        rows = np.argsort(keys, kind="stable")
-        return _Block(layout, rows.astype(np.min_scalar_type(len(rows))), begin)
-
-    def _make_replacements(self, number: int) -> ExcludedRows | None:
-        """Return the replacements of the excluded documents of a block; None if it has none."""
-        if self.excluded is None:
-            return None
-        layout, rows, begin = self._block(number)
-        first, last = self.excluded.rows.searchsorted([begin, begin + self._block_size])
-        if first == last:
-            return None
-        places = np.flatnonzero(np.isin(rows, self.excluded.rows[first:last] - begin))
-        return ExcludedRows(places, layout.starts, layout.classes.lengths)
+        by_class = np.argsort(keys, kind="stable")
+        by_class = by_class.astype(np.min_scalar_type(len(by_class)))
+        return DocumentGroup(
+            layout,
+            rows=lambda places: by_class[places].astype(np.int64) + begin,
+            places=lambda rows: np.flatnonzero(np.isin(by_class, rows - begin)),
+            excluded=excluded,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        cached = ("_types", "_block", "_pack_order", "_replacements")
-        return {name: value for name, value in self.__dict__.items() if name not in cached}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._create_caches()
+        return {name: value for name, value in self.__dict__.items() if name not in ("_types", "_block")}
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -155,21 +147,14 @@ class BlockPacks(Packs):
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         parts, places = [], []
         for number, here in groups(self._blocks_of(packs)):
-            block = self._block(number)
             inside = packs[here] - self._firsts[number]
-            own, replacements = mix(seed, number), self._replacements(number)
-            found = pieces_of(self._pack_order(number, seed, epoch), inside, replacements, own, epoch)
-            parts.append(PackedDocuments(block.rows[found.places].astype(np.int64) + block.begin, *found[1:]))
+            parts.append(self._block(number).documents(inside, mix(seed, number), epoch))
             places.append(np.arange(len(packs))[here])
         return _merged(parts, places)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        (row,) = normalise([row], len(self.lengths)).tolist()
         number = row // self._block_size
-        block = self._block(number)
-        place = int(np.flatnonzero(block.rows == row - block.begin)[0])
-        order, replacements = self._pack_order(number, seed, epoch), self._replacements(number)
-        found: Indices = packs_at(order, place, replacements, mix(seed, number), epoch) + self._firsts[number]
+        found: Indices = self._block(number).packs_of(row, mix(seed, number), epoch) + self._firsts[number]
         return found
 
     def costs(self, packs: Indices) -> Indices:
@@ -182,20 +167,6 @@ class BlockPacks(Packs):
         """Return the block of each pack. A block with only empty documents has no packs."""
         blocks: Indices = self._firsts.searchsorted(packs, "right") - 1
         return blocks
-
-
-class _Block(NamedTuple):
-    """The packs of a block.
-
-    Attributes:
-        layout: the packs.
-        rows: its documents sorted by class, relative to ``begin``.
-        begin: the row of its first document.
-    """
-
-    layout: PackLayout
-    rows: npt.NDArray[Any]
-    begin: int
 
 
 class _BlockTypes:
@@ -271,8 +242,7 @@ def _merged(parts: list[PackedDocuments], places: list[Indices]) -> PackedDocume
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        none = np.zeros(0, np.int64)
-        return PackedDocuments(none, none, none, np.zeros(1, np.int64))
+        return PackedDocuments(_NONE, _NONE, _NONE, np.zeros(1, np.int64))
     order = np.argsort(np.concatenate(places))
     sizes = np.concatenate([np.diff(part.splits) for part in parts])
     begins = (np.cumsum(sizes) - sizes)[order]

@@ -191,6 +191,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         """Return the packs of an epoch ``turn``, by default the current one, that contain the document in a row, in the
         order of its tokens; several for a long document.
         """
+        (row,) = normalise([row], len(self.lengths)).tolist()
         return self._packs.packs_of(row, self.seed, self.epoch if turn is None else turn)
 
     def costs(self, packs: npt.ArrayLike) -> Indices:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import abc
 import itertools
 import json
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
@@ -18,8 +18,8 @@ import xxhash
 from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, StateError
 from penstock.order import Order, Partition
-from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, Pieces, split_by_cost
-from penstock.order.permutation import Bijection, Indices, normalise
+from penstock.order.packing import PACK_ORDER, PackClasses, PackLayout, PackOrder, split_by_cost
+from penstock.order.permutation import Bijection, Indices
 from penstock.order.shuffle import groups
 from penstock.plan.cursor import State, read_int
 from penstock.plan.exclusion import ExcludedRows, ExclusionMark
@@ -31,7 +31,7 @@ from penstock.sources.batched import BatchedDataset
 from penstock.storage.class_index import ClassIndex
 from penstock.wording import counted
 
-__all__ = ["GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "check_lengths", "packs_at", "pieces_of"]
+__all__ = ["DocumentGroup", "GlobalPacks", "PackPlan", "PackedDocuments", "Packs", "check_lengths"]
 
 _CHUNK = 1 << 18
 _TABLE = 1 << 20
@@ -91,6 +91,7 @@ class Packs(abc.ABC):
             )
         self.lengths, self.capacity, self.max_documents = lengths, capacity, max_documents
         self.excluded = excluded
+        self._excluded_rows = np.empty(0, np.int64) if excluded is None else excluded.rows
         identity = [name, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
         self._compute_packs()
@@ -135,36 +136,81 @@ class Packs(abc.ABC):
         return list(rows.tolist())
 
 
+class DocumentGroup:
+    """Documents that are packed together, and their packs: all documents of a dataset, or those of a block.
+
+    Args:
+        layout: the packs.
+        rows: returns the rows of documents at positions in the sequence sorted by class.
+        places: returns the positions of rows.
+        excluded: rows of the group to replace with others.
+    """
+
+    def __init__(
+        self,
+        layout: PackLayout,
+        rows: Callable[[Indices], Indices],
+        places: Callable[[Indices], Indices],
+        excluded: Indices,
+    ) -> None:
+        self.layout, self._rows, self._places, self._left_out = layout, rows, places, excluded
+        self._excluded: ExcludedRows | None = None
+        if len(excluded):
+            self._excluded = ExcludedRows(places(excluded), layout.starts, layout.classes.lengths)
+        self.order: Callable[[int, int], PackOrder] = lru_cache(maxsize=8)(partial(PackOrder, layout))
+        """Returns the packs of (seed, epoch) in order."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DocumentGroup, (self.layout, self._rows, self._places, self._left_out)
+
+    def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
+        """Return the documents in packs of an epoch.
+
+        A piece of an excluded document is replaced by the same tokens of another one, or by its first if it is too
+        short.
+        """
+        places, begins, lengths, splits = self.order(seed, epoch).pieces(packs)
+        if self._excluded is not None:
+            places = self._excluded.replace(places, seed, epoch)
+            whole = self.layout.lengths_of(places)
+            begins = np.where(begins < whole, begins, 0)
+            lengths = np.minimum(lengths, whole - begins)
+        return PackedDocuments(self._rows(places), begins, lengths, splits)
+
+    def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
+        """Return the packs of an epoch with parts of a document, including packs where it replaces an excluded one."""
+        order, place = self.order(seed, epoch), int(self._places(np.array([row]))[0])
+        if self._excluded is None:
+            return order.packs_of(place)
+        found = (order.packs_of(other).tolist() for other in self._excluded.places_of(place, seed, epoch))
+        return np.array(list(dict.fromkeys(itertools.chain.from_iterable(found))), np.int64)
+
+
 class GlobalPacks(Packs):
     """Packs of documents from the whole dataset. The list of documents by length is a mapped file."""
 
     def _compute_packs(self) -> None:
         classes = PackClasses(self.capacity, _distinct_from(self.capacity, self.lengths))
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
-        self._samples = ClassIndex(self.lengths, classes.count, digest, classes.of)
-        self._layout = PackLayout(classes, self._samples.starts, max_documents=self.max_documents)
-        self.tokens, self.pieces, self.most = self._layout.tokens, self._layout.count, self._layout.most
-        self._excluded: ExcludedRows | None = None
-        if self.excluded is not None:
-            places = self._samples.places(self.excluded.rows)
-            self._excluded = ExcludedRows(places, self._layout.starts, classes.lengths)
+        samples = ClassIndex(self.lengths, classes.count, digest, classes.of)
+        layout = PackLayout(classes, samples.starts, max_documents=self.max_documents)
+        self.tokens, self.pieces, self.most = layout.tokens, layout.count, layout.most
+        self._group = DocumentGroup(layout, samples.rows, samples.places, self._excluded_rows)
 
     def __len__(self) -> int:
-        return len(self._layout)
+        return len(self._group.layout)
 
     def order(self, seed: int, epoch: int) -> Order:
-        return cast(Order, _order(self._layout, seed, epoch).order)
+        return cast(Order, self._group.order(seed, epoch).order)
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        found = pieces_of(_order(self._layout, seed, epoch), packs, self._excluded, seed, epoch)
-        return PackedDocuments(self._samples.rows(found.places), *found[1:])
+        return self._group.documents(packs, seed, epoch)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        place = int(self._samples.places(normalise([row], len(self.lengths)))[0])
-        return packs_at(_order(self._layout, seed, epoch), place, self._excluded, seed, epoch)
+        return self._group.packs_of(row, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
-        return self._layout.costs(packs)
+        return self._group.layout.costs(packs)
 
 
 def check_lengths(lengths: Indices, begin: int) -> None:
@@ -186,33 +232,6 @@ def _distinct_from(least: int, lengths: SampleLengths) -> Indices:
         marked[chunk] = True
     found = np.concatenate([np.flatnonzero(marked), others])
     return found[found.searchsorted(least) :]
-
-
-def pieces_of(order: PackOrder, packs: Indices, excluded: ExcludedRows | None, seed: int, epoch: int) -> Pieces:
-    """Return the documents in packs, by position among the documents sorted by class; replace excluded ones.
-
-    A piece of an excluded document is replaced by the same tokens of another one, or by its first if it is too short.
-    """
-    found = order.pieces(packs)
-    if excluded is None:
-        return found
-    places = excluded.replace(found.places, seed, epoch)
-    lengths = order.layout.lengths_of(places)
-    begins = np.where(found.begins < lengths, found.begins, 0)
-    return Pieces(places, begins, np.minimum(found.lengths, lengths - begins), found.splits)
-
-
-def packs_at(order: PackOrder, place: int, excluded: ExcludedRows | None, seed: int, epoch: int) -> Indices:
-    """Return the packs with parts of the document at a position, including packs where it replaces an excluded one."""
-    if excluded is None:
-        return order.packs_of(place)
-    found = (order.packs_of(other).tolist() for other in excluded.places_of(place, seed, epoch))
-    return np.array(list(dict.fromkeys(itertools.chain.from_iterable(found))), np.int64)
-
-
-@lru_cache(maxsize=8)
-def _order(layout: PackLayout, seed: int, epoch: int) -> PackOrder:
-    return PackOrder(layout, seed, epoch)
 
 
 class PackPlan(SharePlan):
