@@ -15,8 +15,8 @@ _MODULES = {
     "compat": ["DpexDataLoader", "make_batch_data_sampler", "make_data_sampler"],
     "datasets.arrays": ["ArrayDataset", "LoadArray"],
     "datasets.clips": ["AudioDataset", "VideoDataset"],
-    "datasets.counting": ["count_lengths"],
     "datasets.images": ["ImageDataset", "LoadImage"],
+    "datasets.lengths": ["count_lengths"],
     "datasets.lerobot": ["LeRobotDataset"],
     "datasets.mds": ["MDSDataset"],
     "datasets.mixture": ["Mixture"],
@@ -119,8 +119,8 @@ if TYPE_CHECKING:
     from penstock.compat import DpexDataLoader, make_batch_data_sampler, make_data_sampler
     from penstock.datasets.arrays import ArrayDataset, LoadArray
     from penstock.datasets.clips import AudioDataset, VideoDataset
-    from penstock.datasets.counting import count_lengths
     from penstock.datasets.images import ImageDataset, LoadImage
+    from penstock.datasets.lengths import count_lengths
     from penstock.datasets.lerobot import LeRobotDataset
     from penstock.datasets.mds import MDSDataset
     from penstock.datasets.mixture import Mixture

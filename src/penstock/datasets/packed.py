@@ -25,10 +25,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.datasets.block_packs import DEFAULT_BLOCK_SIZE, BlockPacks
 from penstock.datasets.lengths import document_lengths, filtered_lengths, last_filter
 from penstock.datasets.mixture import Mixture
-from penstock.datasets.packs import GlobalPacks, PackedDocuments, PackPlan, Packs
+from penstock.datasets.packs import (
+    DEFAULT_BLOCK_SIZE,
+    BlockPacks,
+    GlobalPacks,
+    PackedDocuments,
+    PackPlan,
+    Packs,
+)
 from penstock.datasets.rows import check_rows, excluded_rows, load_rows
 from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.datasets.subset import Subset

@@ -24,7 +24,7 @@ from text_support import END, TEXTS, expected, tokenizer, write_table
 from typer.testing import CliRunner
 
 from penstock import DocumentDataset, PackedDataset, Subset, TableDataset, TokenizedDataset, count_lengths
-from penstock.datasets.counting import CountedLengths
+from penstock.datasets.lengths import CountedLengths
 from penstock.errors import ConfigError, DataFileError, DataFileIOError, PartitionError
 from penstock.tools.cli.app import app
 

@@ -49,7 +49,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Write the lengths of documents to a file, for PackedDataset(lengths=) and penstock plan --packing."""
-    from penstock.datasets.counting import count_lengths
+    from penstock.datasets.lengths import count_lengths
 
     if tokenizer is None and (append_eos is not None or not special_tokens):
         raise typer.BadParameter("--append-eos and --no-special-tokens need --tokenizer")
