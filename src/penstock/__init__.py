@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "compat": ["DpexDataLoader", "make_batch_data_sampler", "make_data_sampler"],
-    "datasets.arrays": ["ArrayDataset", "LoadArray"],
+    "datasets.arrays": ["ArrayDataset", "LoadArray", "LoadBytes"],
     "datasets.clips": ["AudioDataset", "VideoDataset"],
     "datasets.images": ["ImageDataset", "LoadImage"],
     "datasets.lengths": ["count_lengths"],
@@ -22,7 +22,6 @@ _MODULES = {
     "datasets.mixture": ["Mixture"],
     "datasets.packed": ["PackedDataset", "collate_packed"],
     "datasets.rank": ["RankDataset"],
-    "datasets.raw": ["LoadBytes"],
     "datasets.server": ["RankServerDataset", "ServerDataset"],
     "datasets.shards": ["ShardDataset"],
     "datasets.stream": ["MPDataset"],
@@ -117,7 +116,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.compat import DpexDataLoader, make_batch_data_sampler, make_data_sampler
-    from penstock.datasets.arrays import ArrayDataset, LoadArray
+    from penstock.datasets.arrays import ArrayDataset, LoadArray, LoadBytes
     from penstock.datasets.clips import AudioDataset, VideoDataset
     from penstock.datasets.images import ImageDataset, LoadImage
     from penstock.datasets.lengths import count_lengths
@@ -126,7 +125,6 @@ if TYPE_CHECKING:
     from penstock.datasets.mixture import Mixture
     from penstock.datasets.packed import PackedDataset, collate_packed
     from penstock.datasets.rank import RankDataset
-    from penstock.datasets.raw import LoadBytes
     from penstock.datasets.server import RankServerDataset, ServerDataset
     from penstock.datasets.shards import ShardDataset
     from penstock.datasets.stream import MPDataset

@@ -12,7 +12,7 @@ from penstock.datasets.mixture_stream import Choose, MixStream, StreamMix
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import State
-from penstock.plan.stream import Stream, StreamStart
+from penstock.plan.stream import Stream
 from penstock.wds.iterators import Context, Step, choose_epoch, open_source
 
 
@@ -33,22 +33,6 @@ class _Mix(StreamMix):
     @abstractmethod
     def choice(self, epoch: int) -> Choose:
         """Return the function that chooses the sources of an epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. Choosing the epoch of a state just loaded keeps its position.
-
-        Raises:
-            ConfigError: a negative epoch.
-        """
-        super().set_epoch(epoch)
-        if self._loaded is None:
-            self._choose(epoch)
-
-    def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
-        """Return the stream of a loader's epoch. Sources get the epoch if `set_epoch` chose it."""
-        if opening.chosen and opening.stream is None:
-            self._choose(opening.epoch)
-        return super().open_behind(last, opening)
 
     def _choose(self, epoch: int) -> None:
         for dataset in self.datasets:

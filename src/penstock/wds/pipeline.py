@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from penstock import distributed
-from penstock.datasets.epoch_stream import EpochDataset, EpochStream
+from penstock.datasets.mixture_stream import EpochDataset, EpochStream
 from penstock.errors import ConfigError, StateError, escaped
 from penstock.hashing import derive_key
 from penstock.order import ORDER_VERSION
@@ -224,14 +224,8 @@ class DataPipeline(EpochDataset, PipelineStage):
 
     # Iteration.
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. Choosing the epoch of a state just loaded keeps its position.
-
-        Raises:
-            ConfigError: a negative epoch.
-        """
-        super().set_epoch(epoch)
-        if self._loaded is None and self.pipeline:
+    def _choose(self, epoch: int) -> None:
+        if self.pipeline:
             choose_epoch(self.pipeline[0], epoch)
 
     def open_behind(self, last: Stream | None, opening: StreamStart) -> Stream:
@@ -239,11 +233,9 @@ class DataPipeline(EpochDataset, PipelineStage):
 
         It continues the last stream, unless `set_epoch` chose the epoch; then the source gets that epoch.
         """
-        if opening.stream is None:
-            if opening.chosen and self.pipeline:
-                choose_epoch(self.pipeline[0], opening.epoch)
-            elif (stream := self._alive(last)) is not None:
-                return stream.following(self._begun(opening.epoch), self._limit())
+        goes_on = opening.stream is None and not opening.chosen
+        if goes_on and (stream := self._alive(last)) is not None:
+            return stream.following(self._begun(opening.epoch), self._limit())
         return super().open_behind(last, opening)
 
     def __iter__(self) -> Stream:
