@@ -70,9 +70,8 @@ from penstock.wds.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
-from penstock.wds.iterators import memoryless
 from penstock.wds.mix import RandomMix, RoundRobin
-from penstock.wds.pipeline import DataPipeline
+from penstock.wds.pipeline import DataPipeline, memoryless
 from penstock.wds.shardlists import (
     DirectoryShardList,
     ResampledShards,

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import update_wrapper
-from itertools import count as counter
 from itertools import islice
 from typing import Any
 
@@ -27,7 +26,7 @@ from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.wds.autodecode import Decoder, DecodingError, unpickle_loads
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.iterators import (
+from penstock.wds.pipeline import (
     Context,
     CountedStep,
     FlatMapStep,
@@ -370,7 +369,7 @@ class slice(Stage):
         start, stop, step = self.numbers
         if stop is not None and count >= stop:
             return
-        for number, item in zip(counter(count), source, strict=False):
+        for number, item in enumerate(source, count):
             if number >= start and (number - start) % step == 0:
                 yield number + 1, item
             if stop is not None and number + 1 >= stop:
@@ -390,7 +389,7 @@ class rsample(Stage):
         limit = int(self.p * (1 << 64))
 
         def some(source: Step, count: int) -> Iterator[tuple[int, Any]]:
-            for number, item in zip(counter(count), source, strict=False):
+            for number, item in enumerate(source, count):
                 if mix(key, number) < limit:
                     yield number + 1, item
 

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.hashing import derive_key, mix
 from penstock.plan.cursor import State
 from penstock.plan.stream import Stream
-from penstock.wds.iterators import Context, Step, choose_epoch, open_source
+from penstock.wds.pipeline import Context, Step, choose_epoch, open_source
 
 
 class _Mix(StreamMix):

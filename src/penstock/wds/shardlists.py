@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count as counter
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from penstock.order import make_order
 from penstock.storage.files import SHARD
 from penstock.storage.names import braces, expand
 from penstock.storage.urls import path_of
-from penstock.wds.iterators import Context, CountedStep, IteratorStep, Source, Stage, Step, default_context, read_count
+from penstock.wds.pipeline import Context, CountedStep, IteratorStep, Source, Stage, Step, default_context
 
 _MULTI_NODE = "you need to add an explicit nodesplitter to your input pipeline for multi-node training"
 _EMPTY = (
@@ -53,21 +52,9 @@ def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
     return found
 
 
-class _ShardStep(Step):
-    """Shards by position; the state is the number of shards delivered."""
-
-    def __init__(self, url: Any, count: int | None, own: Any) -> None:
-        self._url, self._count, self._had = url, count, read_count(own)
-
-    def __next__(self) -> Any:
-        if self._count is not None and self._had >= self._count:
-            raise StopIteration
-        url = self._url(self._had)
-        self._had += 1
-        return {"url": url}
-
-    def cursor(self) -> list[Any]:
-        return [self._had]
+def _shards(url: Callable[[int], str], count: int, own: Any) -> Step:
+    """Return a step of shards by position, up to ``count``; the state is the number of shards delivered."""
+    return CountedStep(None, lambda _, had: ((n + 1, {"url": url(n)}) for n in range(had, count)), own)
 
 
 class SimpleShardList(Source):
@@ -90,10 +77,10 @@ class SimpleShardList(Source):
     def begin_source(self, context: Context, own: Any) -> Step:
         urls = self.urls
         if not self.shuffle and (self.seed is None or self.seed is False):
-            return _ShardStep(urls.__getitem__, len(urls), own)
+            return _shards(urls.__getitem__, len(urls), own)
         seed = context.seed if self.seed is None or isinstance(self.seed, bool) else self.seed
         order = make_order("global", len(urls), seed=mix(seed, context.turn), epoch=context.epoch)
-        return _ShardStep(lambda number: urls[int(order[np.array([number])][0])], len(urls), own)
+        return _shards(lambda number: urls[int(order[np.array([number])][0])], len(urls), own)
 
 
 class ResampledShards(Source):
@@ -136,7 +123,7 @@ class ResampledShards(Source):
         if self.worker_seed is not None:
             key = mix(key, self.worker_seed())
         urls = self.urls
-        return _ShardStep(lambda number: urls[mix(key, number) % len(urls)], self.nshards if urls else 0, own)
+        return _shards(lambda number: urls[mix(key, number) % len(urls)], self.nshards if urls else 0, own)
 
 
 ResampledShardList = ResampledShards
@@ -378,7 +365,7 @@ class _Split(_Named):
 
 
 def _every(src: Iterable[Any], had: int, index: int, total: int) -> Iterator[tuple[int, Any]]:
-    for number, item in zip(counter(had), src, strict=False):
+    for number, item in enumerate(src, had):
         if number % total == index:
             yield number + 1, item
 
@@ -400,7 +387,7 @@ class _Check(_Named):
         return CountedStep(source, self._all, own)
 
     def _all(self, src: Iterable[Any], had: int) -> Iterator[tuple[int, Any]]:
-        for had, item in zip(counter(had + 1), src, strict=False):  # noqa: B020
+        for had, item in enumerate(src, had + 1):  # noqa: B020
             yield had, item
         if not had:
             raise ConfigError(self.message)
@@ -441,4 +428,5 @@ class _RereadStep(CountedStep):
     """A step that reads its whole source whenever it is opened."""
 
     def cursor(self) -> list[Any]:
-        return [*([None] * (len(self._source.cursor()))), self._count]
+        *before, count = super().cursor()
+        return [*([None] * len(before)), count]

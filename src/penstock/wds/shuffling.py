@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, StateError
 from penstock.hashing import mix_array
-from penstock.wds.iterators import Context, IteratorStep, Stage, Step, default_context, read_count
+from penstock.wds.pipeline import Context, IteratorStep, Stage, Step, default_context, read_count
 
 _CHUNK = 1024
 

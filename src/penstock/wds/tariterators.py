@@ -27,7 +27,7 @@ from penstock.storage import local_path as copy_of
 from penstock.storage.urls import path_of, shown
 from penstock.wds.gopen import gopen, has_own_opener
 from penstock.wds.handlers import Handler, reraise_exception, settle
-from penstock.wds.iterators import Context, EndOfStream, FlatMapStep, Stage, Step
+from penstock.wds.pipeline import Context, EndOfStream, FlatMapStep, Stage, Step
 from penstock.wds.utils import check_local
 
 Names = Callable[[str], bool]
