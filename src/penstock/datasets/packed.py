@@ -27,14 +27,7 @@ import torch
 
 from penstock.datasets.lengths import document_lengths, filtered_lengths, last_filter
 from penstock.datasets.mixture import Mixture
-from penstock.datasets.packs import (
-    DEFAULT_BLOCK_SIZE,
-    BlockPacks,
-    GlobalPacks,
-    PackedDocuments,
-    PackPlan,
-    Packs,
-)
+from penstock.datasets.packs import DEFAULT_BLOCK_SIZE, BlockPacks, PackedDocuments, PackPlan, Packs
 from penstock.datasets.rows import check_rows, excluded_rows, load_rows
 from penstock.datasets.source_dataset import EpochVaryingDataset, SourceDataset
 from penstock.datasets.subset import Subset
@@ -151,9 +144,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         self.dataset = dataset
         """The documents."""
         given = dataset, capacity, document_lengths(dataset, lengths), max_documents, excluded_rows(dataset, exclude)
-        self._packs: Packs = (
-            GlobalPacks(*given) if order == "global" else BlockPacks(*given, block_size or DEFAULT_BLOCK_SIZE)
-        )
+        self._packs = Packs(*given) if order == "global" else BlockPacks(*given, block_size or DEFAULT_BLOCK_SIZE)
         self.capacity = capacity
         self.pad_token = pad_token
         super().__init__(self._packs, PackPlan(self._packs, order, balance, **deal), load)

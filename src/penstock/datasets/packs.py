@@ -2,8 +2,7 @@
 
 pack -> positions among the documents sorted by class (`penstock.order.packing`) -> class index -> rows of documents
 
-`GlobalPacks` packs documents from anywhere together. `BlockPacks` packs block by block, for data that should be read
-sequentially::
+`Packs` holds documents from anywhere. `BlockPacks` packs block by block, for data that should be read sequentially::
 
     documents    block 0           | block 1           | ...
     packs        its pack types    | its pack types    | ...     computed once for all blocks, into a mapped file
@@ -20,7 +19,6 @@ It has about 4 bytes for each length in each type, about 300 KB for a block of 2
 
 from __future__ import annotations
 
-import abc
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -59,7 +57,7 @@ from penstock.storage.class_index import ClassIndex
 from penstock.storage.derived import array_in_memory, derived_array
 from penstock.wording import counted
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks", "GlobalPacks", "PackPlan", "PackedDocuments", "Packs"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "BlockPacks", "PackPlan", "PackedDocuments", "Packs"]
 
 _CHUNK = 1 << 18
 _TABLE = 1 << 20
@@ -89,88 +87,6 @@ class PackedDocuments(NamedTuple):
     begins: Indices
     lengths: Indices
     splits: Indices
-
-
-class Packs(abc.ABC):
-    """The packs as the rows of a source: their number and their documents.
-
-    Args:
-        dataset: the documents.
-        capacity: tokens in a pack.
-        lengths: lengths of the documents.
-        max_documents: the largest number of documents in a pack.
-        excluded: documents to replace with others; not part of the fingerprint.
-        name: name of the order of packs, with its sizes: a part of the fingerprint.
-
-    Raises:
-        ConfigError: the number of lengths differs from the number of documents, or all documents are excluded.
-    """
-
-    tokens: int
-    """Tokens in all documents."""
-    pieces: int
-    """Documents, or parts of them, in all packs."""
-    most: int
-    """The largest number of documents in a pack."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        capacity: int,
-        lengths: SampleLengths,
-        max_documents: int | None,
-        excluded: ExcludedRows | None,
-        name: str = PACK_ORDER,
-    ) -> None:
-        if len(lengths) != row_count(dataset):
-            raise ConfigError(
-                f"{len(lengths)} lengths for {counted(row_count(dataset), 'document')}: give one length for each"
-            )
-        self.lengths, self.capacity, self.max_documents = lengths, capacity, max_documents
-        self.excluded = excluded
-        self._excluded_rows = np.empty(0, np.int64) if excluded is None else excluded.rows
-        identity = [name, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
-        self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
-        self._compute_packs()
-        self.bounds = (max_documents or self.most) + 2
-        """Number of entries in an item's ``cu_seqlens``."""
-        # Otherwise a user's list would be printed in full.
-        documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
-        self._description = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
-
-    @abc.abstractmethod
-    def _compute_packs(self) -> None:
-        """Compute the packs."""
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
-
-    @abc.abstractmethod
-    def order(self, seed: int, epoch: int) -> Order:
-        """Return the pack at each position of an epoch."""
-
-    @abc.abstractmethod
-    def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
-        """Return the documents in packs of an epoch."""
-
-    @abc.abstractmethod
-    def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
-        """Return the packs of an epoch that contain a document, in the order of its tokens."""
-
-    @abc.abstractmethod
-    def costs(self, packs: Indices) -> Indices:
-        """Return the sum of squares of the lengths in each pack."""
-
-    def __repr__(self) -> str:
-        return self._description
-
-    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
-        """Return False: with more documents, other documents are packed together."""
-        return False
-
-    def records(self, rows: Indices) -> list[int]:
-        """Return the numbers of packs: their documents depend on the epoch."""
-        return list(rows.tolist())
 
 
 class _DocumentGroup:
@@ -223,10 +139,58 @@ class _DocumentGroup:
         return np.array(list(dict.fromkeys(itertools.chain.from_iterable(found))), np.int64)
 
 
-class GlobalPacks(Packs):
-    """Packs of documents from the whole dataset. The list of documents by length is a mapped file."""
+class Packs:
+    """The packs as the rows of a source: their number and their documents, which are from anywhere in the dataset.
+
+    Args:
+        dataset: the documents.
+        capacity: tokens in a pack.
+        lengths: lengths of the documents.
+        max_documents: the largest number of documents in a pack.
+        excluded: documents to replace with others; not part of the fingerprint.
+        block_size: for `BlockPacks`.
+
+    Raises:
+        ConfigError: the number of lengths differs from the number of documents, or all documents are excluded.
+    """
+
+    tokens: int
+    """Tokens in all documents."""
+    pieces: int
+    """Documents, or parts of them, in all packs."""
+    most: int
+    """The largest number of documents in a pack."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        capacity: int,
+        lengths: SampleLengths,
+        max_documents: int | None,
+        excluded: ExcludedRows | None,
+        block_size: int | None = None,
+    ) -> None:
+        if len(lengths) != row_count(dataset):
+            raise ConfigError(
+                f"{len(lengths)} lengths for {counted(row_count(dataset), 'document')}: give one length for each"
+            )
+        self.lengths, self.capacity, self.max_documents = lengths, capacity, max_documents
+        self.excluded = excluded
+        self._block_size = block_size
+        self._excluded_rows = np.empty(0, np.int64) if excluded is None else excluded.rows
+        # The name of the order of packs, with its sizes.
+        name = PACK_ORDER if block_size is None else f"{PACK_BLOCK_ORDER} {block_size} {PACK_ORDER}"
+        identity = [name, capacity, lengths.digest, max_documents, fingerprint_of(dataset)]
+        self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+        self._compute_packs()
+        self.bounds = (max_documents or self.most) + 2
+        """Number of entries in an item's ``cu_seqlens``."""
+        # Otherwise a user's list would be printed in full.
+        documents = dataset if isinstance(dataset, BatchedDataset) else type(dataset).__name__
+        self._description = f"<{counted(len(self), 'pack')} of {capacity} tokens: {documents}>"
 
     def _compute_packs(self) -> None:
+        """Compute the packs. The list of documents by length is a mapped file."""
         classes = PackClasses(self.capacity, _distinct_from(self.capacity, self.lengths))
         digest = xxhash.xxh3_128_hexdigest(f"{PACK_ORDER} {self.capacity} {self.lengths.digest}".encode())
         samples = ClassIndex(self.lengths, classes.count, digest, classes.of)
@@ -238,16 +202,31 @@ class GlobalPacks(Packs):
         return len(self._group.layout)
 
     def order(self, seed: int, epoch: int) -> Order:
+        """Return the pack at each position of an epoch."""
         return cast(Order, self._group.order(seed, epoch).order)
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
+        """Return the documents in packs of an epoch."""
         return self._group.documents(packs, seed, epoch)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
+        """Return the packs of an epoch that contain a document, in the order of its tokens."""
         return self._group.packs_of(row, seed, epoch)
 
     def costs(self, packs: Indices) -> Indices:
+        """Return the sum of squares of the lengths in each pack."""
         return self._group.layout.costs(packs)
+
+    def __repr__(self) -> str:
+        return self._description
+
+    def is_prefix_of_current(self, fingerprint: str, rows: int) -> bool:
+        """Return False: with more documents, other documents are packed together."""
+        return False
+
+    def records(self, rows: Indices) -> list[int]:
+        """Return the numbers of packs: their documents depend on the epoch."""
+        return list(rows.tolist())
 
 
 def _check_lengths(lengths: Indices, begin: int) -> None:
@@ -272,28 +251,12 @@ def _distinct_from(least: int, lengths: SampleLengths) -> Indices:
 
 
 class BlockPacks(Packs):
-    """Packs whose documents are all from the same block.
-
-    Args:
-        dataset, capacity, lengths, max_documents, excluded: see `Packs`. An excluded document is replaced by one of the
-            same block.
-        block_size: documents in a block.
+    """Packs of documents from one block of ``block_size`` documents each; excluded ones are replaced within the block.
 
     Memory: 100 bytes per block, and a few MB for each of the two most recently used blocks.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        capacity: int,
-        lengths: SampleLengths,
-        max_documents: int | None,
-        excluded: ExcludedRows | None,
-        block_size: int,
-    ) -> None:
-        self._block_size = block_size
-        name = f"{PACK_BLOCK_ORDER} {block_size} {PACK_ORDER}"
-        super().__init__(dataset, capacity, lengths, max_documents, excluded, name)
+    _block_size: int
 
     def _compute_packs(self) -> None:
         table = self._types.table
