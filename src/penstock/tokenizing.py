@@ -5,42 +5,49 @@
     tokens/tokens.json          the source, the tokenizer, the options and the finished shards
     tokens/tokens-00000.bin     tokens; the index of documents lies beside it, see `penstock.tokens.folder`
 
-Workers tokenize spans of rows. This process writes the results in row order. So the end of a shard depends only on the
-documents and ``shard_tokens``, and files have the same bytes for any number of workers. A killed job continues after
-the last shard in ``tokens.json``.
+Workers tokenize spans of rows: this process, processes of this machine, or a Ray cluster. This process writes the
+results in row order. So the end of a shard depends only on the documents and ``shard_tokens``, and files have the same
+bytes for any number of workers. A killed job continues after the last shard in ``tokens.json``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
-from collections.abc import Iterator
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from filelock import Timeout
 
-from penstock.datasets.file_rows import filters_in
-from penstock.datasets.rows import excluded_rows, has_rows, row_count
+from penstock.cores import cores
+from penstock.datasets.file_rows import file_rows, filters_in, row_name
+from penstock.datasets.rows import excluded_rows, has_rows, load_rows, row_count
 from penstock.datasets.subset import Subset
-from penstock.errors import ConfigError, DataFileIOError, PenstockError
+from penstock.errors import ConfigError, DataFileError, DataFileIOError, PenstockError, WorkerError
 from penstock.plan.filter import CHUNK, KeptRows
+from penstock.plan.source import Source
+from penstock.processes import process_pool
 from penstock.progress import progress_bar
 from penstock.samplers.identity import holds_a_share
 from penstock.storage import file_lock
-from penstock.tokenizing.workers import Run, Work, start
 from penstock.tokens.folder import INDEX, NAME, Shard, ShardWriter, TokenFolder
 from penstock.tokens.megatron import CODES
-from penstock.tokens.tokenizer import COLUMN, TextTokenizer, check_column
+from penstock.tokens.tokenizer import COLUMN, NO_THREADS, TextTokenizer, check_column, texts_of
 from penstock.wording import kind_text
 
-__all__ = ["FORMATS", "TokenizeReport", "tokenize"]
+__all__ = ["TokenizeReport", "tokenize"]
 
-FORMATS = tuple(INDEX)
+_FORMATS = tuple(INDEX)
 _EXECUTORS = ("process", "ray")
 
 _SPAN = 1 << 19  # characters per task: a fraction of a second of work
@@ -49,6 +56,9 @@ _SAMPLED = 16  # number of texts to hash for a source without a fingerprint
 _UNFINISHED = re.compile(r"\.(tokens-\d{5,}\.(bin|idx|idx\.npy)|tokens\.json)\.[0-9a-f]{8}\.tmp")
 _OF_MEGATRON = 65_500
 """Megatron uses uint16 for vocabularies below this size."""
+_AHEAD = 3  # tasks in flight for each worker, so that a long task does not idle the others
+
+_Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,8 @@ def tokenize(
     Document i is row i of these rows; an empty text is a document, too. Memory of this process: a bounded number of
     spans of half a megabyte of text, and 16 bytes for each document of the current shard.
     """
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, FORMATS))}")
+    if format not in _FORMATS:
+        raise ConfigError(f"unknown format={format!r}: use one of {', '.join(map(repr, _FORMATS))}")
     if shard_tokens < 1:
         raise ConfigError("shard_tokens must be positive")
     if executor not in _EXECUTORS:
@@ -131,7 +141,7 @@ def tokenize(
     rows, column = _rows(source), column or COLUMN
     check_column(getattr(_stored(rows), "columns", None), column)
     kind = _dtype(dtype, format, encoder)
-    work = Work(rows, column, encoder, kind)
+    work = _Work(rows, column, encoder, kind)
     options = {
         "source": _fingerprint(rows, work),
         "tokenizer": _tokenizer_fingerprint(encoder, tokenizer),
@@ -143,14 +153,14 @@ def tokenize(
     with _locked(where, TokenFolder(format, kind, row_count(rows), options)) as folder:
         kept = folder.documents
         if not folder.complete:
-            with start(work, executor, workers, address) as (run, count):
+            with _start(work, executor, workers, address) as (run, count):
                 _write(folder, where, rows, run, count, shard_tokens, progress)
     names = [shard.name for shard in folder.shards]
     return TokenizeReport(names, folder.documents, folder.tokens, kind, kept)
 
 
 def _write(
-    folder: TokenFolder, where: Path, source: Any, run: Run, workers: int, shard_tokens: int, progress: bool | None
+    folder: TokenFolder, where: Path, source: Any, run: _Run, workers: int, shard_tokens: int, progress: bool | None
 ) -> None:
     """Tokenize the rows that are left in spans that take about the same time. The files do not depend on the spans."""
     stored, total, size = _stored(source), folder.rows, _FIRST
@@ -236,7 +246,7 @@ def _dtype(dtype: str, format: str, encoder: TextTokenizer) -> str:
     return "uint16" if largest < 1 << 16 else "uint32"
 
 
-def _fingerprint(rows: Any, work: Work) -> str:
+def _fingerprint(rows: Any, work: _Work) -> str:
     """Return the fingerprint of a source, or a hash of its length, its filters and some of its texts."""
     own = getattr(rows, "fingerprint", None)
     if isinstance(own, str):
@@ -316,3 +326,138 @@ def _is_there(where: Path, folder: TokenFolder, shard: Shard) -> bool:
     if not tokens.is_file() or tokens.stat().st_size != size or not index.is_file():
         return False
     return xxhash.xxh3_128_hexdigest(index.read_bytes()) == shard.checksum[1]
+
+
+# Workers.
+
+
+class _Encoded(NamedTuple):
+    """Documents: their concatenated tokens, the number of tokens in each, and the total number of characters."""
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    characters: int
+
+
+class _Work:
+    """Tokenizes rows of a `Source` or a map-style dataset; picklable if that is."""
+
+    def __init__(self, source: Any, column: str, tokenizer: TextTokenizer, dtype: str) -> None:
+        self._source, self._column, self._tokenizer = source, column, tokenizer
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        """Return the texts of these rows."""
+        if isinstance(self._source, Source):
+            samples = self._source.records(np.asarray(rows))
+        else:
+            samples = load_rows(self._source, rows, None)
+        return texts_of(samples, self._column, lambda place: self._name(rows[place]))
+
+    def _name(self, row: int) -> str:
+        """Return file and row of a row before filters, for messages."""
+        return row_name(self._source, int(file_rows(self._source, np.array([row]))[0]))
+
+    def encode(self, start: int, stop: int) -> _Encoded:
+        """Return the tokens of rows ``start`` to ``stop - 1``. Errors name file and row."""
+        texts = self.texts(range(start, stop))
+        # There is a worker for each core already, so the tokenizer starts no threads.
+        documents = self._tokenizer.encode(texts, threads=False, name=lambda place: self._name(start + place))
+        lengths = np.array([len(document) for document in documents], np.int64)
+        tokens = np.concatenate([np.empty(0, np.int64), *documents])
+        limits = np.iinfo(self._dtype)
+        if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+            k = int(((tokens < limits.min) | (tokens > limits.max)).argmax())
+            name = self._name(start + int(np.cumsum(lengths).searchsorted(k, "right")))
+            raise DataFileError(
+                f"{name} has the token {tokens[k]}, which {self._dtype} cannot hold: use a larger dtype="
+            )
+        return _Encoded(tokens.astype(self._dtype), lengths, sum(map(len, texts)))
+
+
+_Run = Callable[[Iterator[_Span]], Iterator[_Encoded]]
+"""Maps spans of rows to their documents, in order. Spans are consumed lazily."""
+
+
+@contextlib.contextmanager
+def _start(work: _Work, executor: str, workers: int | None, address: str | None) -> Iterator[tuple[_Run, int]]:
+    """Start the workers; yield a function that runs tasks on them, and their number. They stop when the block ends."""
+    if executor == "ray":
+        yield _on_ray(work, workers, address)
+        return
+    count = cores() if workers is None else workers
+    if count == 1:
+        yield (lambda spans: (work.encode(*span) for span in spans)), 1
+        return
+    with process_pool(count, _begin, work) as pool:
+
+        def run(spans: Iterator[_Span]) -> Iterator[_Encoded]:
+            try:
+                yield from _in_order(spans, lambda span: pool.submit(_encode, span), lambda task: task.result(), count)
+            except BrokenProcessPool as error:
+                raise WorkerError(
+                    "a worker was killed (out of memory?): run the same job again, and it continues"
+                ) from error
+
+        yield run, count
+
+
+def _in_order(
+    spans: Iterator[_Span], submit: Callable[[_Span], Any], result: Callable[[Any], _Encoded], workers: int
+) -> Iterator[_Encoded]:
+    """Yield results in the order of their spans, with a bounded number of tasks in flight."""
+    waiting: deque[Any] = deque()
+    for span in spans:
+        waiting.append(submit(span))
+        if len(waiting) >= _AHEAD * workers:
+            yield result(waiting.popleft())
+    while waiting:
+        yield result(waiting.popleft())
+
+
+# The work of this worker process, by a key. On a cluster a task may run in any process, which caches the last work.
+_works: dict[str, _Work] = {}
+
+
+def _begin(work: _Work) -> None:
+    """Store the work in a worker process, and turn off the tokenizer's threads there."""
+    _works[""] = work
+    os.environ[NO_THREADS] = "false"
+
+
+def _encode(span: _Span) -> _Encoded:
+    return _works[""].encode(*span)
+
+
+def _encode_there(key: str, pickled: bytes, span: _Span) -> _Encoded:
+    if key not in _works:
+        _works.clear()
+        _works[key] = pickle.loads(pickled)
+    return _works[key].encode(*span)
+
+
+def _on_ray(work: _Work, workers: int | None, address: str | None) -> tuple[_Run, int]:
+    from penstock.loader.executors.ray.cluster import attach, ray
+
+    attach(address)
+    # Ray would unpickle the work, and so open the source, for each task.
+    pickled = ray.put(pickle.dumps(work))
+    key = secrets.token_hex(8)
+    task = ray.remote(num_cpus=1)(_encode_there)
+    count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def take(reference: Any) -> _Encoded:
+        try:
+            found: _Encoded = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except ray.exceptions.RayError as error:
+            raise WorkerError(
+                f"a task on the Ray cluster was lost: {error}. Run the same job again, and it continues"
+            ) from error
+        return found
+
+    def run(spans: Iterator[_Span]) -> Iterator[_Encoded]:
+        return _in_order(spans, lambda span: task.remote(key, pickled, span), take, count)
+
+    return run, count
