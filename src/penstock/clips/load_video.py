@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ import torch
 from penstock.clips.clip_files import ClipRecord, FrameRule
 from penstock.clips.frame_reader import FrameReader
 from penstock.clips.frame_transforms import draw_clip
-from penstock.errors import ClipError, ConfigError, ImageError
-from penstock.images.transforms import Compose, HorizontalFlip, Resize
-from penstock.images.transforms.base import check_size
+from penstock.errors import ClipError, ImageError
+from penstock.images.transforms import Compose
 from penstock.random import generator
 from penstock.stages import stage
 from penstock.storage.urls import shown
 
-__all__ = ["LoadVideo", "chain_of"]
+__all__ = ["LoadVideo"]
 
 
 class LoadVideo:
@@ -68,27 +66,3 @@ class LoadVideo:
             return video, record.label
         seconds = float(opened.packets.times[first]) - opened.coding.origin
         return video, {"path": record.path, "frame": first, "seconds": seconds}
-
-
-def chain_of(
-    size: int | tuple[int, int] | None,
-    flip: bool,
-    transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None,
-) -> Compose:
-    """Return the transform for these arguments.
-
-    Args:
-        size: (height, width), or one int for both; None keeps the file's size.
-        flip: mirror the clip left to right with probability 1/2.
-        transform: image transforms, instead of `size` and `flip`.
-
-    Raises:
-        ConfigError: the size is not positive, or a transform is combined with a size or flip.
-    """
-    if transform is None:
-        return Compose(([] if size is None else [Resize(check_size(size))]) + ([HorizontalFlip()] if flip else []))
-    if size is not None or flip:
-        raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
-    if isinstance(transform, Compose):
-        return transform
-    return Compose([transform] if callable(transform) else transform)

@@ -22,6 +22,7 @@ from penstock.clips.discovery import SOUND_ENDINGS, VIDEO_ENDINGS, FileList, fin
 from penstock.clips.indexing import open_index
 from penstock.clips.listed_clips import ClipTable, ListedClips
 from penstock.clips.packets import Ints
+from penstock.datasets.loading import chain_of
 from penstock.datasets.source_dataset import Empty, SourceDataset, load_into
 from penstock.errors import ConfigError
 from penstock.images.transforms import Compose
@@ -228,7 +229,7 @@ class VideoDataset(ClipDataset):
         try:
             from penstock.clips.decoder import MAX_PIXELS
             from penstock.clips.frame_reader import FrameReader
-            from penstock.clips.load_video import LoadVideo, chain_of
+            from penstock.clips.load_video import LoadVideo
         except ImportError as error:
             raise ConfigError("clips of videos need PyAV: pip install 'penstock[clips]'") from error
         pixels, chain = int(max_pixels or MAX_PIXELS), chain_of(size, flip, transform)

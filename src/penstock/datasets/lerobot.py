@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.clips.lerobot import LeRobotFiles
 from penstock.datasets.clips import check_pixels
+from penstock.datasets.loading import chain_of
 from penstock.datasets.source_dataset import SourceDataset, opened, with_blocks
 from penstock.errors import ConfigError
 from penstock.plan.share import SharePlan
@@ -98,7 +99,6 @@ class LeRobotDataset(SourceDataset):
             from penstock.clips.decoder import MAX_PIXELS
             from penstock.clips.frame_reader import FrameReader
             from penstock.clips.lerobot_load import LoadFrame
-            from penstock.clips.load_video import chain_of
         except ImportError as error:
             raise ConfigError("videos of LeRobot datasets need PyAV: pip install 'penstock[clips]'") from error
         chain, pixels = chain_of(size, False, transform), int(max_pixels or MAX_PIXELS)

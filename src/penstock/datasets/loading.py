@@ -35,7 +35,7 @@ from penstock.stages import account, spent, stage
 from penstock.storage import Storage
 from penstock.storage.urls import shown
 
-__all__ = ["EncodedImage", "Item", "LoadImage"]
+__all__ = ["EncodedImage", "Item", "LoadImage", "chain_of"]
 
 Item = tuple[Any, ...]
 
@@ -141,6 +141,30 @@ class EncodedImage:
         return self._extension_draws
 
 
+def chain_of(
+    size: int | tuple[int, int] | None,
+    flip: bool,
+    transform: Compose | Iterable[Callable[..., Any]] | Callable[..., Any] | None,
+) -> Compose:
+    """Return the transform for these arguments.
+
+    Args:
+        size: (height, width), or one int for both; None keeps the file's size.
+        flip: mirror left to right with probability 1/2.
+        transform: image transforms, instead of `size` and `flip`.
+
+    Raises:
+        ConfigError: the size is not positive, or a transform is combined with a size or flip.
+    """
+    if transform is None:
+        return Compose(([] if size is None else [Resize(check_size(size))]) + ([HorizontalFlip()] if flip else []))
+    if size is not None or flip:
+        raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
+    if isinstance(transform, Compose):
+        return transform
+    return Compose([transform] if callable(transform) else transform)
+
+
 class LoadImage:
     """Load an image: ``load(record) -> (image, label)``, or ``(image, label, row)``.
 
@@ -195,19 +219,12 @@ class LoadImage:
         self.max_pixels = max_pixels
         self.storage = storage
         self.size = None if size is None else check_size(size)
-        if transform is not None and (size is not None or flip):
-            raise ConfigError("size= and flip= are for loading without transform=: add Resize or HorizontalFlip to it")
         if isinstance(index, ImageIndex) and transform is None:
             raise ConfigError(
                 "index= needs transform=, which decodes parts of images; without it, whole images are decoded"
             )
-        if transform is None:
-            transform = [] if self.size is None else [Resize(self.size)]
-            transform += [HorizontalFlip()] if flip else []
-        if not isinstance(transform, Compose):
-            transform = Compose([transform] if callable(transform) else transform)
         self.index = index
-        self.transform = transform
+        self.transform = transform = chain_of(size, flip, transform)
         self.target = target
         self.flip = flip
         self.row = row
