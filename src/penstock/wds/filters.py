@@ -327,7 +327,7 @@ _XDEFAULTS = (
 def _xdecode(
     source: Iterable[Any], *args: Any, must_decode: bool = True, defaults: Any = _XDEFAULTS, **kw: Any
 ) -> Iterator[Any]:
-    """Decode fields with functions of a stream, chosen by patterns."""
+    """Decode fields with functions of an open file, by pattern: ``xdecode(("*.png", decode), must_decode=False)``."""
     # The last match wins, so a program's decoders override the defaults. False leaves a field unchanged.
     known = [*defaults, *args, *((f"*.{name}", function) for name, function in kw.items())][::-1]
     for sample in source:
@@ -344,11 +344,6 @@ def _xdecode(
                     f"No decoder found for {name}."
                 )
         yield result
-
-
-def xdecode(*args: Any, **kw: Any) -> FilterFunction:
-    """Return a filter: ``xdecode(("*.png", f), must_decode=False)``; each function gets the field as an open file."""
-    return FilterFunction(_xdecode, *args, **kw)
 
 
 # ------------------------------------------------------------------ samples by number
@@ -655,3 +650,4 @@ rename_keys = pipelinefilter(_rename_keys)
 extract_keys = pipelinefilter(_extract_keys)
 associate = pipelinefilter(_associate)
 to_tuple = pipelinefilter(_to_tuple)
+xdecode = pipelinefilter(_xdecode)

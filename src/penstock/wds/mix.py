@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -30,9 +29,9 @@ class _Mix(StreamMix):
         self.datasets = self.sources = list(datasets)
         self.longest = longest
 
-    @abstractmethod
     def choice(self, epoch: int) -> Choose:
-        """Return the function that chooses the sources of an epoch."""
+        """Return the function that chooses the sources of an epoch: by default, one after the other."""
+        return _in_turn
 
     def _choose(self, epoch: int) -> None:
         for dataset in self.datasets:
@@ -57,10 +56,6 @@ def _open_pass(datasets: list[Any], context: Context, number: int, turns: int, a
 
 class RoundRobin(_Mix):
     """One item of each dataset in turn; ends when the first dataset ends, or with ``longest`` when the last does."""
-
-    def choice(self, epoch: int) -> Choose:
-        """Return the function that chooses the sources of an epoch."""
-        return _in_turn
 
 
 def _in_turn(number: int, last: int, alive: list[int]) -> int:
