@@ -23,6 +23,7 @@ from penstock.datasets.rows import load_rows, row_count
 from penstock.datasets.source_dataset import EpochVaryingDataset
 from penstock.errors import ConfigError
 from penstock.hashing import mix
+from penstock.manifest.indices import by_part
 from penstock.order import make_order
 from penstock.order.mixture import (
     MIXTURE_ORDER,
@@ -126,11 +127,7 @@ class MixedRows:
 
     def records(self, rows: Indices) -> list[Any]:
         """Return the items of rows."""
-        numbers = self.starts.searchsorted(rows, "right") - 1
-        inside = rows - self.starts[numbers]
-        return [
-            self._load(number, 0, [row], None)[0] for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)
-        ]
+        return self.load([Turn(number, 0, *found) for number, *found in by_part(self.starts, rows)], None)
 
     # Rows by position.
 
@@ -166,17 +163,15 @@ class MixedRows:
             places = np.concatenate([part.places for part in parts]).tolist()
             rows = np.concatenate([part.rows for part in parts]).tolist()
             mine = None if keys is None else [keys[at] for at in places]
-            with stage(self.names[number]):
-                found = self._load(number, turn_number, rows, mine)
+            dataset, name = self.datasets[number], self.names[number]
+            with stage(name):
+                if isinstance(dataset, EpochVaryingDataset):
+                    found = dataset.load_pass(turn_number, rows, mine)
+                else:
+                    found = load_rows(dataset, rows, mine, name=name)
             for at, item in zip(places, found, strict=True):
                 items[at] = item
         return items
-
-    def _load(self, number: int, turn: int, rows: list[int], keys: Sequence[int] | None) -> list[Any]:
-        dataset = self.datasets[number]
-        if isinstance(dataset, EpochVaryingDataset):
-            return dataset.load_pass(turn, rows, keys)
-        return load_rows(dataset, rows, keys, name=self.names[number])
 
     # Statistics and identity.
 

@@ -32,6 +32,7 @@ import xxhash
 from penstock.datasets.rows import row_count
 from penstock.errors import ConfigError, DataFileIOError, StateError
 from penstock.hashing import mix
+from penstock.manifest.indices import by_part
 from penstock.order import Order, Partition
 from penstock.order.packing import (
     PACK_BLOCK_ORDER,
@@ -326,10 +327,9 @@ class BlockPacks(Packs):
 
     def documents(self, packs: Indices, seed: int, epoch: int) -> PackedDocuments:
         parts, places = [], []
-        for number, here in groups(self._blocks_of(packs)):
-            inside = packs[here] - self._firsts[number]
+        for number, here, inside in by_part(self._firsts, packs):
             parts.append(self._block(number).documents(inside, mix(seed, number), epoch))
-            places.append(np.arange(len(packs))[here])
+            places.append(here)
         return _merged(parts, places)
 
     def packs_of(self, row: int, seed: int, epoch: int) -> Indices:
@@ -339,14 +339,9 @@ class BlockPacks(Packs):
 
     def costs(self, packs: Indices) -> Indices:
         costs = np.zeros(len(packs), np.int64)
-        for number, here in groups(self._blocks_of(packs)):
-            costs[here] = self._block(number).layout.costs(packs[here] - self._firsts[number])
+        for number, here, inside in by_part(self._firsts, packs):
+            costs[here] = self._block(number).layout.costs(inside)
         return costs
-
-    def _blocks_of(self, packs: Indices) -> Indices:
-        """Return the block of each pack. A block with only empty documents has no packs."""
-        blocks: Indices = self._firsts.searchsorted(packs, "right") - 1
-        return blocks
 
 
 class _BlockTypes:

@@ -70,8 +70,9 @@ class ServerDataset(BatchedDataset):
         load: Callable[[Record], Any] | None = None,
         page_rows: int = _PAGE_ROWS,
     ) -> None:
-        self._client, self._manifest = _connect(address, name)
-        self._page = _Page(self._manifest, page_rows)
+        self._client, self.manifest = _connect(address, name)
+        """The served manifest."""
+        self._page = _Page(self.manifest, page_rows)
         self.load = load
         self.pure: bool = not self.own_items and (load is None or bool(getattr(load, "pure", False)))
         """Whether items depend only on the manifest and `penstock.generator`, see `RankDataset`."""
@@ -79,13 +80,8 @@ class ServerDataset(BatchedDataset):
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.manifest!r}"
 
-    @property
-    def manifest(self) -> Manifest:
-        """The served manifest."""
-        return self._manifest
-
     def __len__(self) -> int:
-        return len(self._manifest)
+        return len(self.manifest)
 
     def __getitem__(self, index: int) -> Any:
         row, size = operator.index(index), len(self)
@@ -106,7 +102,7 @@ class ServerDataset(BatchedDataset):
 
     def records(self, indices: Sequence[int]) -> list[Record]:
         """Return the manifest's records at several indices, before ``load``."""
-        return self._manifest.records(normalise(indices, len(self)))
+        return self.manifest.records(normalise(indices, len(self)))
 
     def close(self) -> None:
         """Close the connections. Idempotent; further use opens them again."""
@@ -147,14 +143,10 @@ class RankServerDataset(SourceDataset):
                 f"{type(self).__name__}: leave locality= out. It is for data that nodes read and cache themselves; "
                 "here the server sends the rows, and nodes cache nothing"
             )
-        self._client, manifest = _connect(address, name)
-        self._page, self._ahead = _Page(manifest, page_rows), _Ahead()
-        super().__init__(manifest, SharePlan(manifest, **share), load)
-
-    @property
-    def manifest(self) -> Manifest:
+        self._client, self.manifest = _connect(address, name)
         """The served manifest."""
-        return cast(Manifest, self.source)
+        self._page, self._ahead = _Page(self.manifest, page_rows), _Ahead()
+        super().__init__(self.manifest, SharePlan(self.manifest, **share), load)
 
     def _read(self, view: EpochView, local: Indices) -> list[Record]:
         manifest = cast("RemoteManifest", self.source)
