@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from torch.utils.data import Dataset
 
@@ -79,13 +79,9 @@ class RankDataset(HasClasses, SourceDataset):
             )
         if progress is not None and isinstance(source, Manifest):
             raise ConfigError("progress= is for indexing a file, and this manifest is open: give it to Manifest.open")
-        manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
-        super().__init__(manifest, SharePlan(manifest, **share), load)
-
-    @property
-    def manifest(self) -> Manifest:
+        self.manifest = source if isinstance(source, Manifest) else Manifest.open(source, progress=progress)
         """The manifest of the dataset."""
-        return cast(Manifest, self.source)
+        super().__init__(self.manifest, SharePlan(self.manifest, **share), load)
 
     def class_names(self) -> list[str] | None:
         """Return the manifest's class names by label; None if it has none."""
