@@ -37,7 +37,6 @@ from penstock.order.permutation import Indices, normalise
 from penstock.plan.share import MiniEpoch
 from penstock.plan.share_options import PartitionOptions, check_share
 from penstock.random import in_sample, load_each
-from penstock.samplers.lengths import SampleLengths
 from penstock.stages import stage
 from penstock.wording import kind_text
 
@@ -143,7 +142,9 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         self._options |= {"pad_token": pad_token, "balance": balance, "load": load, **deal}
         self.dataset = dataset
         """The documents."""
-        given = dataset, capacity, document_lengths(dataset, lengths), max_documents, excluded_rows(dataset, exclude)
+        self.lengths = document_lengths(dataset, lengths)
+        """The number of tokens of each document."""
+        given = dataset, capacity, self.lengths, max_documents, excluded_rows(dataset, exclude)
         self._packs = Packs(*given) if order == "global" else BlockPacks(*given, block_size or DEFAULT_BLOCK_SIZE)
         self.capacity = capacity
         self.pad_token = pad_token
@@ -171,11 +172,6 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
     def density(self) -> float:
         """The average number of documents in a pack; each part of a cut document counts."""
         return self._packs.pieces / max(1, self.packs)
-
-    @property
-    def lengths(self) -> SampleLengths:
-        """The number of tokens of each document."""
-        return self._packs.lengths
 
     def documents(self, packs: npt.ArrayLike, turn: int | None = None) -> PackedDocuments:
         """Return the documents of packs in an epoch ``turn``, by default the current one.
@@ -229,7 +225,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
             own = [mix(keys[pack], number) for pack, number in zip(packs, numbers.tolist(), strict=True)]
         with stage("read"):
             items = load_rows(self.dataset, rows.tolist(), own)
-        expected = self._packs.lengths[rows].tolist()
+        expected = self.lengths[rows].tolist()
         documents = [_document_tokens(*args) for args in zip(items, expected, rows.tolist(), strict=True)]
         spans = zip(where.tolist(), found.begins.tolist(), found.lengths.tolist(), strict=True)
         return [documents[at][begin : begin + length] for at, begin, length in spans]
@@ -267,7 +263,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
         kept = last_filter(documents)
         excluded = self._packs.excluded
         exclude = None if excluded is None else excluded.among(kept).rows
-        lengths = filtered_lengths(self._packs.lengths, kept.find, len(kept))
+        lengths = filtered_lengths(self.lengths, kept.find, len(kept))
         return PackedDataset(documents, self.capacity, lengths=lengths, exclude=exclude, **self._options)
 
     def excluding(self, exclude: Any) -> Self:
@@ -279,7 +275,7 @@ class PackedDataset(SourceDataset, EpochVaryingDataset):
 
     @property
     def filter_rows(self) -> int:
-        return len(self._packs.lengths)
+        return len(self.lengths)
 
 
 def collate_packed(packs: list[dict[str, torch.Tensor]]) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class TokenDataset(SourceDataset):
     """
 
     releases_gil = True
+    makes_batches = True
 
     def __init__(
         self,
@@ -98,15 +99,10 @@ class TokenDataset(SourceDataset):
             storage=storage,
         )
         """The sequences, in file order."""
+        self.sequence_length = self.tokens.length
+        """Tokens in a sequence."""
         super().__init__(self.tokens, SharePlan(self.tokens, **share), load)
         self.makes_batches = load is None and type(self).makes_batches
-
-    makes_batches = True
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens in a sequence."""
-        return self.tokens.length
 
     def fetch_batch(
         self, indices: Sequence[int], keys: Sequence[int] | None, empty: Empty, place: MiniEpoch | None = None
