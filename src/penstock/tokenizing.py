@@ -40,7 +40,7 @@ from penstock.processes import process_pool
 from penstock.progress import progress_bar
 from penstock.samplers.identity import holds_a_share
 from penstock.storage import file_lock
-from penstock.tokens.folder import INDEX, NAME, Shard, ShardWriter, TokenFolder
+from penstock.tokens.folder import INDEX, NAME, TokenFolder, TokenShard, TokenShardWriter
 from penstock.tokens.megatron import CODES
 from penstock.tokens.tokenizer import COLUMN, NO_THREADS, TextTokenizer, check_column, texts_of
 from penstock.wording import kind_text
@@ -176,7 +176,7 @@ def _write(
 
     with (
         progress_bar("tokenizing", total, progress, in_bytes=False) as advance,
-        ShardWriter(where, folder, shard_tokens) as writer,
+        TokenShardWriter(where, folder, shard_tokens) as writer,
     ):
         advance(folder.documents)
         for encoded in run(spans()):
@@ -319,7 +319,7 @@ def _folder(where: Path, wanted: TokenFolder) -> TokenFolder:
     return found
 
 
-def _is_there(where: Path, folder: TokenFolder, shard: Shard) -> bool:
+def _is_there(where: Path, folder: TokenFolder, shard: TokenShard) -> bool:
     """Return whether both files of a shard have their size, and the index its content."""
     tokens, index = where / f"{shard.name}.bin", where / f"{shard.name}{INDEX[folder.format]}"
     size = shard.tokens * np.dtype(folder.dtype).itemsize

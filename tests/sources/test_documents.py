@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.errors import ConfigError, DataFileChangedError, DataFileError, DataFileIOError
 from penstock.sources.tokens import DocumentFiles
 from penstock.storage import cache_root
-from penstock.tokens.folder import ShardWriter, TokenFolder
+from penstock.tokens.folder import TokenFolder, TokenShardWriter
 
 Documents = list[list[int]]
 
@@ -31,7 +31,7 @@ def write(where: Path, documents: Documents, format: str = "penstock", most: int
     """Write documents as `penstock tokenize` does; return the folder."""
     where.mkdir(exist_ok=True)
     folder = TokenFolder(format, dtype, len(documents), {})
-    with ShardWriter(where, folder, most) as writer:
+    with TokenShardWriter(where, folder, most) as writer:
         for begin in range(0, len(documents), 3):
             some = documents[begin : begin + 3]
             flat = [token for document in some for token in document]

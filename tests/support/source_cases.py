@@ -26,7 +26,7 @@ from penstock.order.permutation import normalise
 from penstock.plan.source import Source
 from penstock.sources.arrays import ArrayFiles, LabelledArrays
 from penstock.sources.tokens import DocumentFiles, TokenFiles
-from penstock.tokens.folder import ShardWriter, TokenFolder
+from penstock.tokens.folder import TokenFolder, TokenShardWriter
 from penstock.tokens.megatron import write_index
 
 PER_FILE = 4
@@ -100,7 +100,7 @@ def write_pair(file: Path, numbers: Numbers) -> None:
 def tokenized(folder: Path, numbers: Numbers) -> Source:
     """Write documents into a folder, as ``penstock tokenize`` does."""
     said = TokenFolder("penstock", "uint16", len(numbers), {})
-    with ShardWriter(folder, said, 2 * PER_FILE) as writer:
+    with TokenShardWriter(folder, said, 2 * PER_FILE) as writer:
         writer.write(np.repeat(np.array(numbers, np.uint16), 2), np.full(len(numbers), 2))
         writer.finish()
     return DocumentFiles(folder)

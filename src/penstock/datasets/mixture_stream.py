@@ -349,7 +349,7 @@ class _InOrder:
         return self._chunk[number - self._begin]
 
 
-class _Source(SourceStream):
+class _TimedSource(SourceStream):
     """A source whose time the loader's statistics show."""
 
     def __next__(self) -> Any:
@@ -358,7 +358,7 @@ class _Source(SourceStream):
 
 
 def _open_pass(sources: list[Any], names: list[str], epoch: int, number: int, turns: int, at: Any) -> SourceStream:
-    return _Source(sources[number], name=names[number], epoch=epoch + turns, cursor=at)
+    return _TimedSource(sources[number], name=names[number], epoch=epoch + turns, cursor=at)
 
 
 def _stateful_sources(sources: Sequence[Any]) -> Iterator[Any]:

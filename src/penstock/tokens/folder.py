@@ -30,7 +30,7 @@ from penstock.storage import Storage, is_remote, read_object, write_atomically
 from penstock.storage.urls import is_inside
 from penstock.tokens.megatron import write_index
 
-__all__ = ["INDEX", "NAME", "Shard", "ShardWriter", "TokenFolder"]
+__all__ = ["INDEX", "NAME", "TokenFolder", "TokenShard", "TokenShardWriter"]
 
 NAME = "tokens.json"
 INDEX = {"penstock": ".idx.npy", "megatron": ".idx"}
@@ -40,7 +40,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Shard:
+class TokenShard:
     """One file of tokens and its index.
 
     Attributes:
@@ -72,7 +72,7 @@ class TokenFolder:
     dtype: str
     rows: int
     options: dict[str, Any]
-    shards: list[Shard] = field(default_factory=list)
+    shards: list[TokenShard] = field(default_factory=list)
     complete: bool = False
 
     @property
@@ -120,7 +120,9 @@ class TokenFolder:
             found = json.loads(content)
             version = found.pop("version")
             if version == _VERSION:
-                shards = [Shard(**{**shard, "checksum": tuple(shard["checksum"])}) for shard in found.pop("shards")]
+                shards = [
+                    TokenShard(**{**shard, "checksum": tuple(shard["checksum"])}) for shard in found.pop("shards")
+                ]
                 for shard in shards:
                     if not is_inside(shard.name):
                         raise ValueError(f"the shard {shard.name!r} is not a file within its folder")
@@ -130,7 +132,7 @@ class TokenFolder:
         raise DataFileError(f"{name} is of version {version!r}, and this Penstock knows {_VERSION}")
 
 
-class ShardWriter:
+class TokenShardWriter:
     """Writes documents after those already in a folder; a finished shard is added to ``folder`` and ``tokens.json``.
 
     ``most`` is the largest number of tokens in a shard; a longer document gets its own shard.
@@ -180,7 +182,7 @@ class ShardWriter:
         with write_atomically(self._where / f"{self._name}{INDEX[self._folder.format]}") as out:
             out.write(index.getbuffer())
         checksums = self._hash.hexdigest(), xxhash.xxh3_128_hexdigest(index.getbuffer())
-        self._folder.shards.append(Shard(self._name, len(lengths), self._tokens, checksums))
+        self._folder.shards.append(TokenShard(self._name, len(lengths), self._tokens, checksums))
         self._folder.write(self._where)
 
     def finish(self) -> None:

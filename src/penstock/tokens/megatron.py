@@ -35,7 +35,7 @@ CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8
 """NumPy names of the token types, by code."""
 
 
-class Header(NamedTuple):
+class MegatronHeader(NamedTuple):
     """The header of an index."""
 
     dtype: str
@@ -52,7 +52,7 @@ def is_index(path: str) -> bool:
         return False
 
 
-def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
+def read_header(path: str, data: npt.NDArray[np.uint8]) -> MegatronHeader:
     """Return the header of an index; DataFileError if it is another file, damaged or truncated."""
     if len(data) < _HEADER.size or bytes(data[:9]) != _MAGIC:
         raise DataFileError(f"{path} is no index of Megatron's: it does not begin with {_MAGIC!r}")
@@ -68,7 +68,7 @@ def read_header(path: str, data: npt.NDArray[np.uint8]) -> Header:
             f"{path} has {len(data):,} bytes, and {need:,} belong to {sequences:,} sequences and {ends:,} document "
             "indices: it is truncated or damaged"
         )
-    return Header(dtype, sequences, ends - 1)
+    return MegatronHeader(dtype, sequences, ends - 1)
 
 
 class MegatronIndex:

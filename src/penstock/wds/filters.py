@@ -25,7 +25,7 @@ from penstock.distributed import Worker, World
 from penstock.errors import ConfigError
 from penstock.hashing import mix
 from penstock.wds.autodecode import Decoder, DecodingError, unpickle_loads
-from penstock.wds.handlers import Handler, reraise_exception, settle
+from penstock.wds.handlers import Handler, decide, reraise_exception
 from penstock.wds.pipeline import (
     Context,
     CountedStep,
@@ -97,7 +97,7 @@ def _each(data: Samples, handler: Handler, f: Callable[[Any], Any], *, is_map: b
         try:
             result = f(sample)
         except Exception as error:
-            if settle(handler, error):
+            if decide(handler, error):
                 continue
             return
         if is_map:

@@ -13,7 +13,7 @@ from penstock.errors import NotAllowedError
 Handler = Callable[[Exception], bool]
 
 
-def settle(handler: Handler, error: Exception) -> bool:
+def decide(handler: Handler, error: Exception) -> bool:
     """Call a handler. `NotAllowedError` is no fault of the sample, so it is always raised."""
     if isinstance(error, NotAllowedError) or isinstance(error.__cause__, NotAllowedError):
         raise error

@@ -95,7 +95,7 @@ class Step(Stream):
         """Return where to open this step and those before it to resume here: one entry per stage."""
 
 
-class Source(IterableDataset[Any], PipelineStage):
+class FirstStage(IterableDataset[Any], PipelineStage):
     """A first stage that can be opened at any position."""
 
     def begin_source(self, context: Context, own: Any) -> Step:
@@ -163,7 +163,7 @@ def open_source(source: Any, context: Context, own: Any) -> Step:
     """Open the first stage of a pipeline.
 
     Args:
-        source: a `Source`; a resumable dataset, which gets a new stream in the context's epoch; or any iterable. An
+        source: a `FirstStage`; a resumable dataset, which gets a new stream in the context's epoch; or any iterable. An
             iterable with a state resumes from it; of others, the items before the position are dropped.
         context: seed, epoch, rank and worker of the stream.
         own: the source's entry in a cursor; None for the beginning.
@@ -172,7 +172,7 @@ def open_source(source: Any, context: Context, own: Any) -> Step:
         ConfigError: the source is not iterable.
         StateError: the entry does not fit the source.
     """
-    if isinstance(source, Source):
+    if isinstance(source, FirstStage):
         return source.begin_source(context, own)
     name = f"the source {type(source).__name__}"
     if own is not None:

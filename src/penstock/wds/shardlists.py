@@ -28,7 +28,7 @@ from penstock.order import make_order
 from penstock.storage.files import SHARD
 from penstock.storage.names import braces, expand
 from penstock.storage.urls import path_of
-from penstock.wds.pipeline import Context, CountedStep, IteratorStep, Source, Stage, Step, default_context
+from penstock.wds.pipeline import Context, CountedStep, FirstStage, IteratorStep, Stage, Step, default_context
 
 _MULTI_NODE = "you need to add an explicit nodesplitter to your input pipeline for multi-node training"
 _EMPTY = (
@@ -57,7 +57,7 @@ def _shards(url: Callable[[int], str], count: int, own: Any) -> Step:
     return CountedStep(None, lambda _, had: ((n + 1, {"url": url(n)}) for n in range(had, count)), own)
 
 
-class SimpleShardList(Source):
+class SimpleShardList(FirstStage):
     """A list of shards in order.
 
     Args:
@@ -83,7 +83,7 @@ class SimpleShardList(Source):
         return _shards(lambda number: urls[int(order[np.array([number])][0])], len(urls), own)
 
 
-class ResampledShards(Source):
+class ResampledShards(FirstStage):
     """Shards drawn at random with replacement, independently by each rank and worker.
 
     Args:
@@ -150,7 +150,7 @@ def shards_in(folder: str, pattern: str = PATTERN) -> list[str]:
     return sorted(path for path in found if not path.endswith(_DONE) and not _TAKEN.search(path))
 
 
-class DirectoryShardList(Source):
+class DirectoryShardList(FirstStage):
     """An endless list of the shards in a folder, including those that appear later.
 
     Args:

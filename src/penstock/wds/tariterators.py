@@ -26,7 +26,7 @@ from penstock.storage import Cache, Storage, file_lock, is_remote, write_atomica
 from penstock.storage import local_path as copy_of
 from penstock.storage.urls import path_of, shown
 from penstock.wds.gopen import gopen, has_own_opener
-from penstock.wds.handlers import Handler, reraise_exception, settle
+from penstock.wds.handlers import Handler, decide, reraise_exception
 from penstock.wds.pipeline import Context, EndOfStream, FlatMapStep, Stage, Step
 from penstock.wds.utils import check_local
 
@@ -79,7 +79,7 @@ class tarfile_to_samples(Stage):
                     sample["__dataset__"] = shard["__dataset__"]
                 yield header, sample
         except (ShardError, StorageError, OSError) as error:
-            if not settle(self.handler, _as_tarfile(error)):
+            if not decide(self.handler, _as_tarfile(error)):
                 raise EndOfStream from error
 
     def _read(self, url: str, begin: int) -> Iterator[tuple[int, Sample]]:
@@ -169,7 +169,7 @@ def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **kw: 
             stream = gopen(shard["url"], **kw)
         except Exception as error:
             error.add_note(f"shard {shown(str(shard['url']))}")
-            if settle(handler, error):
+            if decide(handler, error):
                 continue
             return
         try:
@@ -215,7 +215,7 @@ def tar_file_expander(
                     file[LOCAL_PATH] = path
                 yield file
         except (ShardError, OSError) as error:
-            if not settle(handler, _as_tarfile(error)):
+            if not decide(handler, _as_tarfile(error)):
                 return
         if eof_value is not None:
             yield eof_value
@@ -248,7 +248,7 @@ def group_by_keys(
                 sample[LOCAL_PATH] = file[LOCAL_PATH]
         if extension in sample:
             error = ShardError(f"{file['fname']}: duplicate file name in tar file {extension} {sample.keys()}")
-            if settle(handler, error):
+            if decide(handler, error):
                 continue
             return
         if suffixes is None or extension in suffixes:
