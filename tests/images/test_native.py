@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import sys
 import threading
 import time
@@ -192,6 +193,14 @@ class TestOtherFiles:
         assert part.shape == whole.shape
         assert np.array_equal(part[:16], whole[:16])
         assert not np.array_equal(part, whole)
+
+    def test_narrow_boxes_of_rare_sampling_factors(self) -> None:
+        """Luminance at 4 x 1, blue at 1 x 1 and red at 2 x 1, for which the coded pixels were not made."""
+        data = jpeg(noise(40, 70), "411").replace(b"\x03\x11\x01", b"\x03\x21\x01", 1)
+        whole = drawn(data, partial=True)
+        for left, width in itertools.product(range(67), (1, 2, 3)):
+            box = (left, 3, left + width, 30)
+            assert np.array_equal(drawn(data, box, partial=True), whole[outward(box)]), box
 
     def test_damage_in_or_above_the_box_raises(self) -> None:
         data = bytearray(jpeg(noise(64, 64)))

@@ -9,7 +9,7 @@
 
 #include "region.h"
 
-#define MARGIN 2  /* columns: what upsampling by two looks at beyond the box */
+#define MARGIN 4  /* columns beyond the box: see decode_by_libjpeg */
 #define ROWS 16   /* of pixels, that are decoded before they are resized */
 #define TAIL 4096 /* bytes at the end in which a complete file has its last marker */
 
@@ -146,8 +146,8 @@ static void read_rows(j_decompress_ptr cinfo, uint8_t *rows, size_t stride, long
     }
 }
 
-/* By libjpeg. That upsamples colour without its neighbours at the edge of a cropped row, so two columns more than asked
- * for are decoded on either side. */
+/* By libjpeg. That upsamples colour without its neighbours at the edge of a cropped row, and in another way if a row
+ * has only two samples of a colour, so some columns more than asked for are decoded on either side. */
 static enum pst_outcome decode_by_libjpeg(j_decompress_ptr cinfo, void *argument)
 {
     pst_request *req = argument;
