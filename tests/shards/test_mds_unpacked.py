@@ -18,7 +18,7 @@ from mds_writer import write_mds
 from typer.testing import CliRunner
 
 from penstock.errors import ShardError, StorageError
-from penstock.shards.mds import MDSFolder, files
+from penstock.shards.mds import MDSFolder, local_files
 from penstock.storage import Cache, Storage
 from penstock.tools.cli.app import app
 
@@ -42,7 +42,7 @@ def _sum(folder: Path, cache: Path, start: Any, answer: Any) -> None:
 def test_one_process_unpacks_while_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = simple(300)
     write_mds(tmp_path / "d", SIMPLE, samples, per_shard=100, compression=["bz2"])
-    unpack = files.decompress
+    unpack = local_files.decompress
 
     def slow(*arguments: Any, name: str) -> bytes:
         with (tmp_path / "log").open("a") as log:
@@ -50,7 +50,7 @@ def test_one_process_unpacks_while_others_wait(tmp_path: Path, monkeypatch: pyte
         time.sleep(0.1)  # the other has to wait for this
         return unpack(*arguments, name=name)
 
-    monkeypatch.setattr(files, "decompress", slow)
+    monkeypatch.setattr(local_files, "decompress", slow)
     context = multiprocessing.get_context("fork")
     start, answer = context.Barrier(3), context.SimpleQueue()
     arguments = (tmp_path / "d", tmp_path / "cache", start, answer)
