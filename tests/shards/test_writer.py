@@ -246,3 +246,23 @@ def test_images_that_cannot_be_written_are_named() -> None:
     for array in (np.zeros((2, 2), np.int32), np.full((2, 2), 7.0)):
         with pytest.raises(ShardError, match=r"left\.png: .* as png: (an image|float images) must be"):
             TarWriter(io.BytesIO()).write({"__key__": "a", "left.png": array})
+
+
+def test_a_forked_child_that_drops_its_writer_leaves_the_shard_alone(tmp_path: Path) -> None:
+    writer = TarWriter(tmp_path / "a.tar")
+    child = os.fork()
+    if not child:
+        del writer
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.write({"__key__": "a", "txt": "x"})
+    writer.close()
+    assert by_tarfile((tmp_path / "a.tar").read_bytes()) == [("a.txt", b"x")]
+
+
+def test_a_device_is_not_replaced_by_a_shard(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(ShardIOError, match="device or pipe"):
+        TarWriter(tmp_path / "pipe.tar")
+    assert (tmp_path / "pipe.tar").is_fifo()

@@ -96,6 +96,7 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     # Not tempfile: only the owner may read its files, but an index beside shared data is for everybody.
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+    owner = os.getpid()
     try:
         with open(descriptor, "r+b", buffering=1 << 20) as file:
             yield file
@@ -108,8 +109,9 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
         else:
             os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        if os.getpid() == owner:  # not where a forked child collects its copy of this generator
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
         raise
     if sync:
         sync_folder(path.parent)
