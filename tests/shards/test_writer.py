@@ -250,15 +250,16 @@ def test_images_that_cannot_be_written_are_named() -> None:
 
 def test_a_forked_child_that_drops_its_writer_leaves_the_shard_alone(tmp_path: Path) -> None:
     writer = TarWriter(tmp_path / "a.tar")
+    writer.write({"__key__": "a", "txt": "x"})  # which is in a buffer now
     child = os.fork()
     if not child:
         del writer
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    writer.write({"__key__": "a", "txt": "x"})
+    writer.write({"__key__": "b", "txt": "y"})
     writer.close()
-    assert by_tarfile((tmp_path / "a.tar").read_bytes()) == [("a.txt", b"x")]
+    assert by_tarfile((tmp_path / "a.tar").read_bytes()) == [("a.txt", b"x"), ("b.txt", b"y")]
 
 
 def test_a_device_is_not_replaced_by_a_shard(tmp_path: Path) -> None:

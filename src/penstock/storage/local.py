@@ -99,7 +99,13 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
     owner = os.getpid()
     try:
         with open(descriptor, "r+b", buffering=1 << 20) as file:
-            yield file
+            try:
+                yield file
+            except GeneratorExit:
+                if os.getpid() != owner:  # what is buffered here is the owner's, and must not be written twice
+                    with open(os.devnull, "wb") as nowhere:
+                        os.dup2(nowhere.fileno(), descriptor)
+                raise
             file.flush()
             if sync:
                 os.fsync(descriptor)
