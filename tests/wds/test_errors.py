@@ -5,12 +5,13 @@ from __future__ import annotations
 import tarfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from wds_support import classes, write_shards, write_tar
 
 import penstock.wds as wds
-from penstock.errors import ShardError
+from penstock.errors import ConfigError, ShardError
 
 
 @pytest.fixture
@@ -118,3 +119,9 @@ def test_the_parts_for_stages_of_one_s_own(urls: str) -> None:
     assert valid_sample({"a": 1})
     assert not valid_sample({})
     assert not valid_sample({"a": 1, "__bad__": True})
+
+
+@pytest.mark.parametrize("nshards", [None, float("inf"), 2.0])
+def test_a_number_of_draws_is_whole(nshards: Any) -> None:
+    with pytest.raises(ConfigError, match="whole number of shards"):
+        wds.ResampledShards(["a.tar"], nshards=nshards)

@@ -111,6 +111,8 @@ class ResampledShards(FirstStage):
         self.urls = expand_source(urls, max_urls)
         if empty_check and not self.urls:
             raise ConfigError("empty_check=True, but no shards found.")
+        if not hasattr(nshards, "__index__"):
+            raise ConfigError(f"nshards must be a whole number of shards, not {nshards!r}: leave it out for no end")
         self.nshards, self.seed, self.worker_seed, self.deterministic = nshards, seed, worker_seed, deterministic
         self.epoch = -1
 
