@@ -17,14 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from busy_support import HANG
 from full_run import full_only
 from interpreter_support import SERVES, Popen, run
+from pyarrow import flight
 from server_support import Share, pages_of
 
 from penstock.errors import ConfigError, ServerAuthError, ServerError, ServerUnavailableError
 from penstock.server import Client
+from penstock.server.protocol import encode_key, encode_rows
 from penstock.tools.cli.serve import named_files
 
 DEADLINE = 120
@@ -95,7 +98,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest of a long row: a thousand of it are more than the buffers on the way hold."""
+    """A manifest of a long row: a message of an answer has a thousand of it, 50 MB."""
     path = tmp_path_factory.mktemp("long") / "train.txt"
     path.write_text(f"{'x' * 50_000}.jpg 1\n")
     return path
@@ -103,12 +106,15 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def stalled(address: str) -> Iterator[None]:
-    """A client that does not read an answer."""
+    """A client that reads the first of eight messages of an answer: gRPC may take one or two more by itself."""
     with Client(address, patience=1) as client:
-        stream = client.batches("train", client.info().fingerprint, [[0] * 1000] * 3)
-        next(stream)
+        command = encode_key("train", client.info().fingerprint)
+    with flight.connect(address) as call:
+        writer, reader = call.do_exchange(flight.FlightDescriptor.for_command(command))
+        writer.write_metadata(encode_rows(np.zeros(8000, np.int64)))
+        assert reader.read_chunk().data.num_rows == 1000
         yield
-        stream.close()  # type: ignore[attr-defined]
+        reader.cancel()
 
 
 @pytest.fixture
