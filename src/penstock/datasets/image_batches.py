@@ -90,17 +90,16 @@ def draw(
     """
     transform, clock = load.transform, account.clock
     assert transform.draws is not None
-    start, sizes, channels = clock(), None, 3
+    start, channels = clock(), 3
     if isinstance(sources, np.ndarray):
         height, width = (np.full(len(sources), side) for side in sources.shape[1:3])
         channels = sources.shape[3]
     else:
-        sizes = native.sizes_of(sources)
-        width, height = sizes[:, 0], sizes[:, 1]
-    batch = Batch(width, height, native.uniform(np.array(keys, np.uint64), transform.draws), channels)
+        width, height = native.sizes_of(sources).T
+    batch = Batch(width, height, native.uniform(keys, transform.draws), channels)
     transform.plan(batch)
     spent("augment", clock() - start)
-    return batch.draw(sources, out, sizes, load.max_pixels)
+    return batch.draw(sources, out, load.max_pixels)
 
 
 def _read_small(records: Sequence[Record | SampleRecord | PixelRecord], keys: Sequence[int]) -> list[bytes]:

@@ -34,16 +34,13 @@ def draw(
 def draw_batch(
     sources: Sequence[bytes | bytearray | memoryview] | Any,
     out: Any,
-    boxes: Any,
-    flips: Any,
-    inside: Any,
+    plans: Any,
     fill: Any,
     table: Any,
     bicubic: bool,
     antialias: bool,
     planar: bool,
     max_pixels: int,
-    sizes: Any,
     simd: bool,
     /,
 ) -> tuple[bytes, int]:
@@ -52,8 +49,8 @@ def draw_batch(
 def sizes(sources: Sequence[bytes | bytearray | memoryview], /) -> bytearray:
     """Return the width and height of each file, int32 (n, 2): see `native.sizes_of`."""
 
-def uniform(keys: Any, out: Any, /) -> None:
-    """Write k random numbers for each key, uint64 (n,), into `out`, float64 (n, k): see `native.uniform`."""
+def uniform(keys: Any, count: int, /) -> bytearray:
+    """Return random numbers for each key, uint64 (n,), as float64 (n, count): see `native.uniform`."""
 
 def entries(data: bytes | bytearray | memoryview, step: int, /) -> bytes | None:
     """Return the entries of a file, every `step` MCUs of each row, or None without any: see `native.entries_of`."""

@@ -37,6 +37,7 @@ except ImportError:  # no compiler or headers at build time, or no libjpeg on th
     _jpeg = None  # type: ignore[assignment]
 
 __all__ = [
+    "PLAN",
     "draw_batch",
     "draw_box",
     "entries_of",
@@ -50,6 +51,16 @@ __all__ = [
 ]
 
 Data: TypeAlias = bytes | bytearray | memoryview
+
+PLAN = np.dtype(
+    [("box", np.float64, 4), ("inside", np.int32, 4), ("size", np.int32, 2), ("flips", np.uint8, 2)], align=True
+)
+"""How an image of a batch is drawn.
+
+``box`` (left, top, right, bottom) is the part of it that is drawn, and ``inside`` the part of its result that the box
+fills; ``size`` the width and height that the caller has read in the header of a file, or 0 for unknown; ``flips``
+whether the result is mirrored left to right, and upside down.
+"""
 
 _MOST = 65535 * 65535  # maximum pixels of a JPEG
 
@@ -172,18 +183,15 @@ def resize(
 
 def draw_batch(
     sources: Sequence[Data] | npt.NDArray[np.uint8],
-    boxes: npt.NDArray[np.float64],
+    plans: npt.NDArray[Any],
     out: npt.NDArray[Any],
     *,
-    flips: npt.NDArray[np.uint8] | None = None,
-    inside: npt.NDArray[np.int32] | None = None,
     fill: npt.NDArray[Any] | None = None,
     interpolation: Literal["bilinear", "bicubic"] = "bilinear",
     antialias: bool = True,
     table: npt.NDArray[Any] | None = None,
     planar: bool = False,
     max_pixels: int,
-    sizes: npt.NDArray[np.int32] | None = None,
 ) -> tuple[bytes, float]:
     """Draw a box of each of n images into its place in one array, in one call: `draw_box` for each, or `resize` of the
     pixels in the box, rounded outward.
@@ -191,27 +199,26 @@ def draw_batch(
     Args:
         sources: n JPEG files; or the pixels of n images, uint8 (n, height, width, channels), whose rows and images need
             not be adjacent in memory.
-        boxes: (n, 4), left, top, right and bottom of the part of each image that is drawn, in its pixels.
+        plans: `PLAN` (n,).
         out: (n, height, width, channels), or (n, channels, height, width) if planar; 1 or 3 channels. Its dtype is
             that of the table, or uint8 without one. Images, rows and planes need not be adjacent in memory. It must not
             overlap the sources.
-        flips: uint8 (n, 2), whether each result is mirrored left to right, and upside down.
-        inside: (n, 4), top, left, bottom and right of the part of each result into which its box is drawn. Needs
-            `fill`; without it, the box fills the whole result.
-        fill: (channels,), what the rest of each result is filled with, of the dtype of `out`: the table is not applied.
+        fill: (channels,), the pixels of each result outside its ``inside``, of the dtype of `out`: the table is not
+            applied. None: they are left as they are.
         interpolation, antialias, table: as in `draw_box`.
         max_pixels: the limit for each file.
-        sizes: (n, 2), the width and height that the caller has read in the header of each file, or 0 for unknown.
 
     Return a byte for each image, and the seconds that resizing took. The byte is 0 for a result that is complete, and 1
     for an image that has to be drawn in another way, which also finds the reason: a file that is damaged, over a limit,
-    smaller than its box, of other sizes than `sizes` or not a JPEG, or an empty `inside`. Its result is undefined.
+    smaller than its box, of another size than planned or not a JPEG, or an empty ``inside``. Its result is undefined.
 
     Raises `ValueError` for arrays whose shapes or types do not match, and for numbers out of range, before anything is
     written.
     """
-    how = table, interpolation == "bicubic", antialias, planar, _limit(max_pixels), sizes, True
-    states, spent = _jpeg.draw_batch(sources, out, boxes, flips, inside, fill, *how)
+    if plans.dtype != PLAN:
+        raise ValueError(f"plans must have the dtype {PLAN}, not {plans.dtype}")
+    how = table, interpolation == "bicubic", antialias, planar, _limit(max_pixels), True
+    states, spent = _jpeg.draw_batch(sources, out, plans, fill, *how)
     return states, spent / 1e9
 
 
@@ -220,14 +227,12 @@ def sizes_of(sources: Sequence[Data]) -> npt.NDArray[np.int32]:
     return np.ndarray((len(sources), 2), np.int32, _jpeg.sizes(sources))
 
 
-def uniform(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]:
+def uniform(keys: Sequence[int], count: int) -> npt.NDArray[np.float64]:
     """Return (n, count) random numbers in [0, 1): row i is ``generator_from_key(keys[i]).random(count)``, bit for bit.
 
     See `penstock.random.generator_from_key`. A row of six numbers takes 25 ns.
     """
-    out = np.empty((len(keys), count), np.float64)
-    _jpeg.uniform(keys, out)
-    return out
+    return np.ndarray((len(keys), count), np.float64, _jpeg.uniform(np.array(keys, np.uint64), count))
 
 
 def entries_of(data: Data, *, step: int = 8) -> bytes | None:

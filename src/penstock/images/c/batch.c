@@ -14,14 +14,14 @@ static void fill_items(uint8_t *out, const uint8_t *fill, size_t size, size_t by
 static void fill_around(const pst_resize_job *whole, const int inside[4], const uint8_t *fill, uint8_t *out)
 {
     const size_t item = (size_t)whole->item_size, pixel = whole->planar ? item : item * (size_t)whole->channels;
-    const size_t width = (size_t)whole->out_width * pixel, right = (size_t)inside[3] * pixel;
+    const size_t width = (size_t)whole->out_width * pixel, right = (size_t)inside[2] * pixel;
     for (int plane = 0; plane < (whole->planar ? whole->channels : 1); plane++, fill += item) {
         for (int y = 0; y < whole->out_height; y++) {
             uint8_t *row = out + ((size_t)plane * whole->plane_stride + (size_t)y * whole->row_stride) * item;
-            if (y < inside[0] || y >= inside[2]) {
+            if (y < inside[1] || y >= inside[3]) {
                 fill_items(row, fill, pixel, width);
             } else {
-                fill_items(row, fill, pixel, (size_t)inside[1] * pixel);
+                fill_items(row, fill, pixel, (size_t)inside[0] * pixel);
                 fill_items(row + right, fill, pixel, width - right);
             }
         }

@@ -64,7 +64,7 @@ void pst_size(const uint8_t *data, size_t size, int32_t found[2]);
 /* An image of a batch, which is drawn into its place in one array. */
 typedef struct {
     pst_request request; /* its result is the part of this image's result that is not filled */
-    int inside[4];       /* top, left, bottom and right of what is drawn, in pixels of the result */
+    int inside[4];       /* left, top, right and bottom of what is drawn, in pixels of the result */
 } pst_batch_image;
 
 /* Draw `count` images. `whole` says what they have in common, and where the first result is; the others follow `stride`

@@ -198,15 +198,6 @@ static PyObject *transcode(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* Batches. */
 
-/* Whether a buffer is an array (rows, columns), or (rows,) with columns -1, of a type, aligned; it is in C order. */
-static int is_array(const Py_buffer *view, const char *formats, size_t itemsize, Py_ssize_t rows, Py_ssize_t columns)
-{
-    return view->ndim == (columns < 0 ? 1 : 2) && view->shape[0] == rows &&
-           (columns < 0 || view->shape[1] == columns) && view->itemsize == (Py_ssize_t)itemsize &&
-           (uintptr_t)view->buf % itemsize == 0 && view->format && view->format[0] && !view->format[1] &&
-           strchr(formats, view->format[0]);
-}
-
 /* The buffers of a sequence of bytes-like objects, to be released and freed. */
 static Py_buffer *get_files(PyObject *sources, Py_ssize_t *count)
 {
@@ -228,70 +219,58 @@ static Py_buffer *get_files(PyObject *sources, Py_ssize_t *count)
 }
 
 /* The arguments of `draw_batch` that are arrays. */
-enum { OUT, BOXES, FLIPS, INSIDE, FILL, TABLE, SIZES, PIXELS, VIEWS };
+enum { OUT, PLANS, FILL, TABLE, PIXELS, VIEWS };
 
-static int is_array_or_none(const Py_buffer *view, const char *formats, size_t itemsize, Py_ssize_t rows,
-                            Py_ssize_t columns)
-{
-    return !view->buf || is_array(view, formats, itemsize, rows, columns);
-}
+/* An item of `native.PLAN`. */
+typedef struct {
+    double box[4];
+    int32_t inside[4], size[2];
+    uint8_t flips[2], padding[6];
+} image_plan;
 
-/* Whether `count` sources and the arrays go together: shapes, types and strides. `whole` and `stride` are set to what
- * says where the results are. */
+/* Whether `count` sources and the arrays go together: shapes, sizes of items and strides. `whole` and `stride` are set
+ * to what says where the results are. */
 static int set_batch(pst_request *whole, size_t *stride, const Py_buffer *views, Py_ssize_t count)
 {
     pst_resize_job *job = &whole->job;
-    const Py_buffer *out = &views[OUT], *fill = &views[FILL];
+    const Py_buffer *out = &views[OUT], *plans = &views[PLANS], *fill = &views[FILL];
     if (!set_result(job, out, 1, &views[TABLE]) || out->shape[0] != count ||
         (views[PIXELS].buf && !set_source(whole, &views[PIXELS], 1)))
         return 0;
     *stride = item_stride(out, 0,
                           job->planar ? (Py_ssize_t)job->plane_stride * job->channels
                                       : (Py_ssize_t)job->row_stride * job->out_height);
-    return (*stride || count == 0) && is_array(&views[BOXES], "d", sizeof(double), count, 4) &&
-           is_array_or_none(&views[FLIPS], "B?", 1, count, 2) &&
-           is_array_or_none(&views[INSIDE], "il", sizeof(int32_t), count, 4) &&
-           is_array_or_none(&views[SIZES], "il", sizeof(int32_t), count, 2) && !views[INSIDE].buf == !fill->buf &&
+    return (*stride || count == 0) && plans->ndim == 1 && plans->shape[0] == count &&
+           plans->itemsize == (Py_ssize_t)sizeof(image_plan) &&
            (!fill->buf || (fill->ndim == 1 && fill->shape[0] == job->channels && fill->itemsize == out->itemsize));
 }
 
-/* Copy row `i` of an array of rows of so many bytes, if it is there. */
-static void copy_row(void *row, const Py_buffer *view, Py_ssize_t i, size_t bytes)
-{
-    if (view->buf)
-        memcpy(row, (const char *)view->buf + i * (Py_ssize_t)bytes, bytes);
-}
-
-/* Set what image `i` is; 0 if a number is out of range. The numbers are copied before they are checked, since other
- * threads may change them. */
+/* Set what image `i` is; 0 if a number is out of range. Its plan is copied before it is checked, since other threads
+ * may change it. */
 static int set_image(pst_batch_image *image, Py_ssize_t i, const pst_request *whole, size_t stride,
                      const Py_buffer *views, const Py_buffer *files)
 {
     pst_request *req = &image->request;
     pst_resize_job *job = &req->job;
+    image_plan plan;
     *req = *whole;
-    double box[4];
-    uint8_t flips[2] = {0, 0};
-    int32_t inside[4] = {0, 0, job->out_height, job->out_width}, size[2] = {0, 0};
-    copy_row(box, &views[BOXES], i, sizeof box);
-    copy_row(flips, &views[FLIPS], i, sizeof flips);
-    copy_row(inside, &views[INSIDE], i, sizeof inside);
-    copy_row(size, &views[SIZES], i, sizeof size);
-    job->left = box[0];
-    job->top = box[1];
-    job->right = box[2];
-    job->bottom = box[3];
+    memcpy(&plan, (const image_plan *)views[PLANS].buf + i, sizeof plan);
+    const int32_t *inside = plan.inside, *size = plan.size;
+    job->left = plan.box[0];
+    job->top = plan.box[1];
+    job->right = plan.box[2];
+    job->bottom = plan.box[3];
     if (!is_box(job) || size[0] < 0 || size[1] < 0 || inside[0] < 0 || inside[0] > inside[2] ||
-        inside[2] > job->out_height || inside[1] < 0 || inside[1] > inside[3] || inside[3] > job->out_width)
+        inside[2] > job->out_width || inside[1] < 0 || inside[1] > inside[3] || inside[3] > job->out_height)
         return 0;
-    memcpy(image->inside, inside, sizeof inside);
+    memcpy(image->inside, inside, sizeof plan.inside);
     const size_t pixel = job->planar ? 1 : (size_t)job->channels;
-    const size_t first = (size_t)i * stride + (size_t)inside[0] * job->row_stride + (size_t)inside[1] * pixel;
+    const size_t first = (size_t)i * stride + (size_t)inside[1] * job->row_stride + (size_t)inside[0] * pixel;
     job->out = (uint8_t *)job->out + first * (size_t)job->item_size;
-    job->out_height = inside[2] - inside[0];
-    job->out_width = inside[3] - inside[1];
-    job->flip_x = flips[0];
-    job->flip_y = flips[1];
+    job->out_width = inside[2] - inside[0];
+    job->out_height = inside[3] - inside[1];
+    job->flip_x = plan.flips[0];
+    job->flip_y = plan.flips[1];
     if (files) {
         req->data = files[i].buf;
         req->size = (size_t)files[i].len;
@@ -342,9 +321,9 @@ static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
     Py_ssize_t count = 0;
     size_t stride;
     pst_request whole = {.own = 1};
-    if (!PyArg_ParseTuple(args, "OOOOOOOpppKOp", &sources, &objects[OUT], &objects[BOXES], &objects[FLIPS],
-                          &objects[INSIDE], &objects[FILL], &objects[TABLE], &whole.job.bicubic, &whole.job.antialias,
-                          &whole.job.planar, &whole.max_pixels, &objects[SIZES], &whole.job.simd))
+    if (!PyArg_ParseTuple(args, "OOOOOpppKp", &sources, &objects[OUT], &objects[PLANS], &objects[FILL], &objects[TABLE],
+                          &whole.job.bicubic, &whole.job.antialias, &whole.job.planar, &whole.max_pixels,
+                          &whole.job.simd))
         return NULL;
     const int is_pixels = PyObject_CheckBuffer(sources);
     objects[PIXELS] = is_pixels ? sources : Py_None;
@@ -352,8 +331,8 @@ static PyObject *draw_batch(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     int got = get_view(objects[OUT], &views[OUT], PyBUF_STRIDED) &&
               get_view(objects[PIXELS], &views[PIXELS], PyBUF_STRIDED_RO);
-    for (int i = BOXES; got && i <= SIZES; i++)
-        got = get_view(objects[i], &views[i], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
+    for (int i = PLANS; got && i <= TABLE; i++)
+        got = get_view(objects[i], &views[i], PyBUF_C_CONTIGUOUS);
     if (is_pixels)
         count = views[PIXELS].ndim > 0 ? views[PIXELS].shape[0] : -1;
     if (got && set_batch(&whole, &stride, views, count))
@@ -382,23 +361,18 @@ static PyObject *sizes(PyObject *Py_UNUSED(module), PyObject *sources)
 
 static PyObject *uniform(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *from, *to, *result = NULL;
-    Py_buffer keys = {0}, out = {0};
-    if (!PyArg_ParseTuple(args, "OO", &from, &to))
+    Py_buffer keys;
+    Py_ssize_t columns;
+    if (!PyArg_ParseTuple(args, "y*n", &keys, &columns))
         return NULL;
-    if (get_view(from, &keys, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) &&
-        get_view(to, &out, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
-        const Py_ssize_t rows = keys.ndim == 1 ? keys.shape[0] : 0, columns = out.ndim == 2 ? out.shape[1] : 0;
-        if (is_array(&keys, "LQ", sizeof(uint64_t), rows, -1) && is_array(&out, "d", sizeof(double), rows, columns)) {
-            for (Py_ssize_t i = 0; i < rows; i++)
-                pst_uniform(((const uint64_t *)keys.buf)[i], (double *)out.buf + i * columns, (size_t)columns);
-            result = Py_NewRef(Py_None);
-        } else {
-            PyErr_SetString(PyExc_ValueError, "keys must be uint64 (n,), and out float64 (n, k)");
-        }
+    const Py_ssize_t rows = keys.len / (Py_ssize_t)sizeof(uint64_t), row_bytes = columns * (Py_ssize_t)sizeof(double);
+    PyObject *result = PyByteArray_FromStringAndSize(NULL, rows * row_bytes);
+    for (Py_ssize_t i = 0; result && i < rows; i++) {
+        uint64_t key;
+        memcpy(&key, (const uint64_t *)keys.buf + i, sizeof key);
+        pst_uniform(key, (double *)(void *)PyByteArray_AsString(result) + i * columns, (size_t)columns);
     }
     PyBuffer_Release(&keys);
-    PyBuffer_Release(&out);
     return result;
 }
 

@@ -66,6 +66,7 @@ class Batch:
         self.channels = channels
         self.declined: Chosen = width == 0
         self.size: Pairs = np.maximum(np.array([width, height], np.int64), 1)
+        self._stored = self.size
         self.resized: Chosen = np.zeros(len(width), bool)
         self.conversion: Conversion | None = None
         self._numbers = numbers
@@ -74,8 +75,8 @@ class Batch:
         self._from, self._to = np.zeros(self.size.shape), self.size.astype(np.float64)
         self._flips: Pairs = np.zeros(self.size.shape, bool)
         self._filter: tuple[Filter, bool] | None = None
-        # Pixels of the border at left and top, and at right and bottom; None if no image has a border.
-        self._border: tuple[Pairs, Pairs] | None = None
+        # Pixels of the border at left and top, and at right and bottom.
+        self._before, self._after = np.zeros_like(self.size), np.zeros_like(self.size)
         self._bordered: Chosen = self.resized
         self._fill: Fill = 0
 
@@ -130,18 +131,15 @@ class Batch:
         unplanned = self.resized | (inner < 1).any(axis=0)
         # `apply` raises the error, which then names the image.
         wrong = isinstance(fill, tuple) and len(fill) != self.channels
-        if not constant or wrong or (self._border is not None and self._fill != fill):
+        if not constant or wrong or (self._bordered.any() and self._fill != fill):
             unplanned = outside
         self.decline(outside & unplanned)
         self.crop(chosen, np.maximum(0, start), inner)
         outside = outside & ~self.declined
         if not outside.any():
             return
-        if self._border is not None:
-            before, after = (np.where(outside, *both) for both in zip((before, after), self._border, strict=True))
-        else:
-            before, after = before * outside, after * outside
-        self._border, self._fill = (before, after), fill
+        self._before, self._after = np.where(outside, before, self._before), np.where(outside, after, self._after)
+        self._fill = fill
         self._bordered = self._bordered | outside
         self.size = np.where(outside, size, self.size)
 
@@ -162,21 +160,14 @@ class Batch:
         """Mirror images left to right, or upside down."""
         axis = int(upside_down)
         self._flips[axis] ^= chosen
-        if self._border is not None:
-            before, after = self._border
-            before[axis], after[axis] = (
-                np.where(chosen, after[axis], before[axis]),
-                np.where(chosen, before[axis], after[axis]),
-            )
+        before, after = self._before[axis], self._after[axis]
+        before[chosen], after[chosen] = after[chosen], before[chosen]
 
-    def draw(
-        self, sources: list[bytes] | npt.NDArray[np.uint8], out: torch.Tensor, sizes: Any, max_pixels: int
-    ) -> Chosen:
+    def draw(self, sources: list[bytes] | npt.NDArray[np.uint8], out: torch.Tensor, max_pixels: int) -> Chosen:
         """Draw all images into rows of `out`, which has their layout in memory; return which of them were drawn.
 
         Args:
             sources: their JPEG files; or their pixels, (images, height, width, channels).
-            sizes: int32 (images, 2) of width and height, which the files were found to have; None for pixels.
             max_pixels: files with more pixels are not drawn.
         """
         conversion = self.conversion or BYTES
@@ -185,19 +176,19 @@ class Batch:
         if out.dtype is not conversion.dtype or out.shape[3 if conversion.channels_last else 1] != self.channels:
             return np.zeros(len(out), bool)
         self.decline((self.size != pair(height, width)).any(axis=0))
-        declined = self.declined
-        boxes = np.concatenate([self._from, self._to]).T
-        inside = fill = None
-        if self._border is not None:
-            before, after = self._border
-            inside = np.array([before[1], before[0], height - after[1], width - after[0]], np.int32).T
-            bits = fill_bits(self._fill, conversion, self.channels)
+        declined, bits = self.declined, as_bits(out)
+        plans = np.zeros(len(declined), native.PLAN)
+        plans["box"] = np.concatenate([self._from, self._to]).T
+        plans["flips"] = self._flips.T
+        plans["inside"] = np.concatenate([self._before, self.size - self._after]).T
+        plans["size"] = self._stored.T
+        fill = None
+        if self._bordered.any():
             fill = np.empty(self.channels, bits.dtype)
-            fill[:] = bits.reshape(-1)
+            fill[:] = fill_bits(self._fill, conversion, self.channels).reshape(-1)
         if declined.any():
-            boxes[declined] = 0, 0, 1, 1
-            if inside is not None:
-                inside[declined] = 0
+            plans["box"][declined] = 0, 0, 1, 1
+            plans["inside"][declined] = 0
             if isinstance(sources, list):
                 sources = [b"" if skip else data for data, skip in zip(sources, declined.tolist(), strict=True)]
         interpolation, antialias = self._filter or ("bilinear", True)
@@ -205,17 +196,14 @@ class Batch:
         start = account.clock()
         states, resizing = native.draw_batch(
             sources,
-            np.ascontiguousarray(boxes),
-            as_bits(out),
-            flips=np.ascontiguousarray(self._flips.T),
-            inside=None if inside is None else np.ascontiguousarray(inside),
+            plans,
+            bits,
             fill=fill,
             table=None if conversion.dtype is torch.uint8 else look_up_table(conversion, self.channels),
             interpolation=interpolation,
             antialias=antialias,
             planar=not conversion.channels_last,
             max_pixels=max_pixels,
-            sizes=sizes,
         )
         seconds = account.clock() - start
         if isinstance(sources, list):

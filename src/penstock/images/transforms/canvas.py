@@ -12,7 +12,7 @@ import torch
 
 from penstock.images.transforms.output import BYTES, Conversion, convert, fill_bits, output_memory
 from penstock.images.transforms.targets import Targets
-from penstock.images.transforms.view import Border, Fill, Filter, Pixels, View, fill_values, padded, render
+from penstock.images.transforms.view import WARP, Border, Fill, Filter, Pixels, View, fill_values, padded, render
 from penstock.stages import stage
 
 __all__ = ["ArraySource", "Canvas", "PixelSource"]
@@ -172,8 +172,8 @@ class Canvas:
         pixels = self.render()
         height, width = self.size
         value = fill_values(fill, pixels.shape[2])
-        flags = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[interpolation]
-        made = cv2.warpAffine(pixels, matrix, (width, height), flags=flags | cv2.WARP_INVERSE_MAP, borderValue=value)
+        flags = WARP[interpolation] | cv2.WARP_INVERSE_MAP
+        made = cv2.warpAffine(pixels, matrix, (width, height), flags=flags, borderValue=value)
         self.pixels = made if made.ndim == 3 else made[:, :, None]
         if self.targets is not None:
             self.targets.warp(matrix, self.size)

@@ -26,7 +26,7 @@ from penstock.images import native
 from penstock.images.native import resize
 from penstock.images.region import Box, outward
 
-__all__ = ["Border", "Fill", "Filter", "Pixels", "View", "fill_values", "padded", "render"]
+__all__ = ["WARP", "Border", "Fill", "Filter", "Pixels", "View", "fill_values", "padded", "render"]
 
 Pixels: TypeAlias = npt.NDArray[Any]
 """(height, width, channels)."""
@@ -37,8 +37,8 @@ Fill: TypeAlias = float | tuple[float, ...]
 """The value of new pixels: one for all channels, or one per channel."""
 
 _PLAIN = {"nearest": cv2.INTER_NEAREST_EXACT, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-_WARP = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-
+WARP = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
+"""OpenCV's filters by name, for `cv2.warpAffine`."""
 
 _FAINT = 0.02
 """Weight of a neighbour below which nothing is blended: for factors up to 1.11."""
@@ -165,7 +165,7 @@ def render(source: Pixels, box: Box, view: View) -> Pixels:
     else:
         step_x, step_y = (right - left) / width, (bottom - top) / height
         matrix = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
-        flags = _WARP[view.interpolation] | cv2.WARP_INVERSE_MAP
+        flags = WARP[view.interpolation] | cv2.WARP_INVERSE_MAP
         made = cv2.warpAffine(source, matrix, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
     if sideways or upside_down:
         made = cv2.flip(made, -1 if sideways and upside_down else int(sideways))
