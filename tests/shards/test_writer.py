@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -264,6 +265,8 @@ def test_a_forked_child_that_drops_its_writer_leaves_the_shard_alone(tmp_path: P
 
 def test_a_device_is_not_replaced_by_a_shard(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
-    with pytest.raises(ShardIOError, match="device or pipe"):
-        TarWriter(tmp_path / "pipe.tar")
+    for other in (tmp_path / "pipe.tar", tmp_path):
+        advice = "it is a folder, device or pipe; choose another name, or a file in it"
+        with pytest.raises(ShardIOError, match=f"cannot write {re.escape(str(other))}: {advice}"):
+            TarWriter(other)
     assert (tmp_path / "pipe.tar").is_fifo()
