@@ -98,8 +98,9 @@ class TestAnyFlightClient:
 
     def test_copies_without_a_cache(self, plain: flight.FlightClient) -> None:
         _, reader = plain.do_exchange(flight.FlightDescriptor.for_command(encode_key("(cache)", "0" * 32)))
-        with pytest.raises(flight.FlightServerError, match=r"there is no dataset '\(cache\)'"):
+        with pytest.raises(flight.FlightServerError, match="has no cache: run penstock serve --cache") as caught:
             reader.read_chunk()
+        assert isinstance(decode_error(caught.value.extra_info), UnknownDataSetError)
 
     def test_other_nonsense(self, plain: flight.FlightClient) -> None:
         path, command = flight.FlightDescriptor.for_path, flight.FlightDescriptor.for_command

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import xxhash
 
-from penstock.errors import PenstockError, ServerError, ServerUnavailableError, StorageError
+from penstock.errors import PenstockError, ServerError, ServerUnavailableError, StorageError, UnknownDataSetError
 from penstock.manifest.lines import TooMuch
 from penstock.order.permutation import MAX_N, Indices
 from penstock.server.address import Address
@@ -52,15 +52,17 @@ _BLOCKS = pa.schema([("data", pa.large_binary()), ("xxh3", pa.string())])
 
 
 class Copies:
-    """The copies in a cache. Thread-safe."""
+    """The copies in a server's cache, if it has one. Thread-safe."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache | None) -> None:
         self._cache = cache
         self._checks: dict[tuple[str, int], Future[bool]] = {}  # whether a copy is sound, by key and inode
         self._lock = threading.Lock()
 
     def find(self, key: str) -> Copy:
-        """Return the copy of a name, see `penstock.storage.Cache.key`."""
+        """Return the copy of a name, see `penstock.storage.Cache.key`; UnknownDataSetError without a cache."""
+        if self._cache is None:
+            raise UnknownDataSetError("this server has no cache: run penstock serve --cache, or --cache-folder DIR")
         file, expected = self._cache.find_key(key) or (None, "")
         return Copy(file, lambda: file is not None and self._is_sound(key, file, expected))
 

@@ -142,7 +142,6 @@ class Server:
         if not manifests and cache is None:
             raise ConfigError("nothing to serve: pass at least one manifest, or a cache")
         self._catalog = Catalog(manifests)
-        copies = None if cache is None else Copies(cache)
         options: dict[str, Any] = {} if tls is None else tls.options()
         if token is not None:
             refused = partial(observer.error, None, "ServerAuthError")
@@ -151,7 +150,7 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         try:
             location = f"{scheme}://{shown}:{port}"
-            flight_server = _Flight(self._catalog, copies, limits or Limits(), observer, location, options)
+            flight_server = _Flight(self._catalog, Copies(cache), limits or Limits(), observer, location, options)
         except (pa.ArrowException, flight.FlightError, OSError) as error:
             reason = _refusal(host, port) or str(error).partition(". Detail")[0]
             raise ConfigError(f"cannot listen on {shown}:{port}: {reason}") from error
@@ -235,7 +234,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
         self,
         catalog: Catalog,
-        copies: Copies | None,
+        copies: Copies,
         limits: Limits,
         observer: Observer,
         location: str,
@@ -294,7 +293,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         with self._refusing() as about:
             name, fingerprint = _key(descriptor)
             version: Version | Copy
-            if name == CACHE and fingerprint is not None and self._copies is not None:
+            if name == CACHE and fingerprint is not None:
                 version = self._copies.find(fingerprint)
             else:
                 version = self._catalog.find(name, fingerprint)
@@ -309,10 +308,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                     with self.streams:
                         numbers = decode_rows(request, version.rows)
                         if len(numbers) > self._limits.page_rows:
-                            raise ServerLimitError(
-                                f"{len(numbers)} rows were requested at once, but this server allows "
-                                f"{self._limits.page_rows}"
-                            )
+                            most = self._limits.page_rows
+                            raise ServerLimitError(f"{len(numbers)} rows were requested at once, the limit is {most}")
                         self._send(version, numbers, writer)
 
     def _send(self, version: Version | Copy, numbers: Indices, writer: Any) -> None:
