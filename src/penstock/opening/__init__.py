@@ -81,11 +81,9 @@ class _Signature(inspect.Signature):
     @property
     def parameters(self) -> Any:
         names = {name for kind in DATASETS for name in options_of(kind)} | image_options().keys()
-        empty, by_name = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
-        options = [inspect.Parameter(name, by_name, default=None, annotation=empty) for name in sorted(names)]
-        return {
-            each.name: each for each in (inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD), *options)
-        }
+        source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(names)]
+        return {each.name: each for each in (source, *options)}
 
 
 open.__signature__ = _Signature()  # type: ignore[attr-defined]

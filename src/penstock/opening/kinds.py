@@ -134,9 +134,7 @@ def kind_of(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *
 
 
 def folder_manifest(path: str) -> dict[str, Any] | None:
-    """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; None for other
-    folders.
-    """
+    """Return the arguments of `Manifest.open` for a folder of images by class, or of ``.npy`` files; else None."""
     return list_images(path) or list_arrays(path)
 
 
@@ -458,17 +456,20 @@ def check_options(found: SourceKind, options: Mapping[str, Any]) -> None:
         if name == "preload":
             raise ConfigError(f"{found}: {NO_PRELOAD}")
         if name not in accepted:
-            raise ConfigError(f"{found}: {_phrase(kind)} do not take {name}=: {_suggestions(kind, name, accepted)}")
+            raise ConfigError(f"{found}: {_phrase(kind)} do not take {name}=: {_suggestions(found, name, accepted)}")
         check_option(name, value, accepted[name])
 
 
-def _suggestions(kind: str, name: str, accepted: Mapping[str, Any]) -> str:
-    """Return suggestions for an option that this kind does not take, and the options that it takes."""
+def _suggestions(found: SourceKind, name: str, accepted: Mapping[str, Any]) -> str:
+    """Return suggestions for an option that a source does not take, and the options that it takes."""
     from torch.utils.data import DataLoader
 
-    hints = []
-    if name in image_options().keys() - {"index"} and kind == "compressed shards":
+    hints, decodes = [], name in image_options().keys() - {"index"}
+    if decodes and found.kind == "compressed shards":
         hints.append(f"they are a stream: give load=penstock.LoadImage({name}=...)")
+    elif decodes and found.kind == "arrays":
+        files = repr(str(found)) if len(found.names) == 1 else "[...]"
+        hints.append(f"if they are pixels, use penstock.ImageDataset(penstock.ArrayDataset({files}), {name}=...)")
     elif name in image_options():
         hints.append(f"it is for {_listing(map(_phrase, OF_IMAGES))}")
     elif others := [_phrase(other) for other in DATASETS if name in options_of(other)]:
