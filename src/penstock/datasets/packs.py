@@ -42,6 +42,7 @@ from penstock.order.packing import (
     PackLayout,
     PackOrder,
     TypeTable,
+    check_lengths,
     split_by_cost,
 )
 from penstock.order.permutation import Bijection, Indices
@@ -230,19 +231,12 @@ class Packs:
         return list(rows.tolist())
 
 
-def _check_lengths(lengths: Indices, begin: int) -> None:
-    """Raise ConfigError if a length is negative; ``begin`` is the row of the first length."""
-    if len(lengths) and int(lengths.min()) < 0:
-        row = int(np.flatnonzero(lengths < 0)[0])
-        raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
-
-
 def _distinct_from(least: int, lengths: SampleLengths) -> Indices:
     """Return the distinct lengths of ``least`` or more, ascending. Takes one pass over all lengths, and checks them."""
     marked, others = np.zeros(_TABLE, np.bool_), np.empty(0, np.int64)
     for begin in range(0, len(lengths), _CHUNK):
         chunk = lengths[begin : begin + _CHUNK]
-        _check_lengths(chunk, begin)
+        check_lengths(chunk, begin)
         if int(chunk.max()) >= _TABLE:
             others = np.union1d(others, chunk[chunk >= _TABLE])
             chunk = chunk[chunk < _TABLE]
@@ -301,7 +295,7 @@ class BlockPacks(Packs):
         """Return the documents of a block; without ``types``, compute its pack types."""
         begin = number * self._block_size
         lengths = self.lengths[begin : begin + self._block_size]
-        _check_lengths(lengths, begin)
+        check_lengths(lengths, begin)
         classes = PackClasses(self.capacity, np.unique(lengths[lengths >= self.capacity]))
         keys = classes.of(lengths)
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=classes.count))])

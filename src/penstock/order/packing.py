@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import OrderError
+from penstock.errors import ConfigError, OrderError
 from penstock.hashing import derive_key, mix
 from penstock.order.classes import ClassShuffle, class_of
 from penstock.order.permutation import Bijection, Indices, Permutation
@@ -40,6 +40,7 @@ __all__ = [
     "PackOrder",
     "Pieces",
     "TypeTable",
+    "check_lengths",
     "pack_types",
     "split_by_cost",
 ]
@@ -53,6 +54,13 @@ _BEST_FIT = (0.1, 0.3, 0.6, 1.0)
 """
 _HARDLY = 2e-4
 """Relative difference in the number of packs that counts as near."""
+
+
+def check_lengths(lengths: Indices, begin: int) -> None:
+    """Raise ConfigError if a document has a negative length; ``begin`` is the row of the first one."""
+    if len(lengths) and int(lengths.min()) < 0:
+        row = int(np.flatnonzero(lengths < 0)[0])
+        raise ConfigError(f"document {begin + row} has a length of {lengths[row]}: lengths must be 0 or more")
 
 
 class PackClasses:

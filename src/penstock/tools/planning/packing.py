@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.order.packing import pack_types, split_by_cost
+from penstock.order.packing import check_lengths, pack_types, split_by_cost
 from penstock.order.permutation import Indices
 from penstock.storage.mapped import MappedFiles, inspect_file
 
@@ -160,9 +160,7 @@ def _histogram(lengths: npt.NDArray[np.integer], capacity: int) -> tuple[Indices
     histogram, full, cut = np.zeros(capacity + 1, np.int64), 0, 0
     for begin in range(0, len(lengths), _CHUNK):
         chunk = lengths[begin : begin + _CHUNK].astype(np.int64)
-        if int(chunk.min()) < 0:
-            row = int(np.flatnonzero(chunk < 0)[0])
-            raise ConfigError(f"document {begin + row} has a length of {chunk[row]}: lengths must be 0 or more")
+        check_lengths(chunk, begin)
         histogram += np.bincount(chunk % capacity, minlength=capacity + 1)
         full, cut = full + int((chunk // capacity).sum()), cut + int((chunk > capacity).sum())
     histogram[0] = 0
