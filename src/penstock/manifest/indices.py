@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.order.shuffle import groups
 from penstock.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "by_part", "grouped", "located", "to_rows"]
+__all__ = ["Indices", "Rows", "as_arrow", "as_numpy", "by_part", "located", "to_rows"]
 
 Rows = npt.NDArray[np.int64]
 Indices = Sequence[int] | range | npt.NDArray[np.integer[Any]]
@@ -45,16 +46,6 @@ def to_rows(indices: Indices, view: range) -> Rows:
     return rows if view.start == 0 and view.step == 1 else rows * view.step + view.start
 
 
-def grouped(numbers: Rows) -> list[Rows]:
-    """Return the positions of each number, in the order of the numbers; there is at least one."""
-    if (numbers == numbers[0]).all():
-        return [np.arange(len(numbers))]
-    order = np.argsort(numbers, kind="stable")
-    arranged = numbers[order]
-    cuts = (np.flatnonzero(arranged[1:] != arranged[:-1]) + 1).tolist()
-    return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
-
-
 def located(starts: Rows, rows: Rows) -> tuple[Rows, Rows]:
     """Return the number of the part of each row, and the row in it; ``starts`` as for `by_part`."""
     numbers = starts.searchsorted(rows, "right") - 1
@@ -67,8 +58,8 @@ def by_part(starts: Rows, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
     ``starts`` are the first row of each part, and the number of all rows.
     """
     numbers, local = located(starts, rows)
-    for places in grouped(numbers) if len(rows) else ():
-        yield int(numbers[places[0]]), places, local[places]
+    for number, places in groups(numbers):
+        yield number, places, local[places]
 
 
 def as_arrow(rows: Rows) -> pa.Int64Array:

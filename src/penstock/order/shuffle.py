@@ -149,7 +149,7 @@ class BlockShuffle(Bijection):
             places[inside] = begin + order.inverse[places[inside] - begin]
         return places
 
-    def _windows(self, padded: Indices) -> Iterator[tuple[Any, int, Permutation]]:
+    def _windows(self, padded: Indices) -> Iterator[tuple[Indices, int, Permutation]]:
         """Yield, for each window of padded positions, the positions inside, its start, and its permutation."""
         windows = padded // (self.block_size * self.window)
         for number, inside in groups(windows):
@@ -167,20 +167,23 @@ class BlockShuffle(Bijection):
         return position - self._missing * (position >= (self._short_slot + 1) * self.block_size)
 
 
-def groups(numbers: Indices) -> Iterator[tuple[int, Any]]:
-    """Yield every distinct number, ascending, and its places: a slice if all numbers ascend, else an array of indices.
+def groups(numbers: Indices) -> Iterator[tuple[int, Indices]]:
+    """Yield every distinct number, ascending, and its places, ascending: int64.
 
     Not by `numpy.unique`: its first call in a process imports ``numpy.ma``, which takes longer than computing a batch.
+
+    >>> [(number, places.tolist()) for number, places in groups(np.array([5, 3, 5]))]
+    [(3, [1]), (5, [0, 2])]
     """
-    in_order, steps = None, np.diff(numbers)
-    # Samplers request ascending positions.
-    if (steps < 0).any():
-        in_order = np.argsort(numbers, kind="stable")
-        numbers = numbers[in_order]
-        steps = np.diff(numbers)
-    ends = [*(np.flatnonzero(steps) + 1).tolist(), len(numbers)] if len(numbers) else []
-    for begin, end in itertools.pairwise([0, *ends]):
-        yield int(numbers[begin]), slice(begin, end) if in_order is None else in_order[begin:end]
+    if not len(numbers):
+        return
+    places = np.arange(len(numbers))
+    if (numbers != numbers[0]).any():
+        places = np.argsort(numbers, kind="stable")
+        numbers = numbers[places]
+    cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+    for begin, end in itertools.pairwise([0, *cuts, len(numbers)]):
+        yield int(numbers[begin]), places[begin:end]
 
 
 cached_permutation = lru_cache(maxsize=8)(Permutation)

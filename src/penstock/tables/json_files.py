@@ -19,9 +19,10 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.errors import ConfigError, DataFileError
-from penstock.manifest.indices import grouped, located
+from penstock.manifest.indices import located
 from penstock.manifest.scan import LONGEST, json_array
 from penstock.order.permutation import Indices, normalise
+from penstock.order.shuffle import groups
 from penstock.shards.shard_file import Facts
 from penstock.sources.files_source import FilesSource
 from penstock.stages import stage
@@ -259,9 +260,8 @@ class JsonFiles(FilesSource):
     def _texts(self, numbers: Indices, rows: Indices) -> Iterator[tuple[int, bytes]]:
         """Yield the position in ``rows`` and the text of each line, file by file, and frame by frame if compressed."""
         ranges: list[tuple[int, Range]] = []
-        for places in grouped(numbers) if len(numbers) else ():
-            number, local = int(numbers[places[0]]), rows[places]
-            index = self._index(number)
+        for number, places in groups(numbers):
+            index, local = self._index(number), rows[places]
             begins, ends = index.rows[local], index.rows[local + 1]
             if len(index.frames):
                 yield from self._decoded(number, places, begins, ends)

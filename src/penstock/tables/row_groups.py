@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from penstock.errors import DataFileError
 from penstock.manifest.formats.columns import as_batch, offsets_of, reordered
-from penstock.manifest.indices import as_arrow, grouped
+from penstock.manifest.indices import as_arrow
 from penstock.order.permutation import Indices
+from penstock.order.shuffle import groups
 from penstock.sources.files_source import FilesSource
 from penstock.tables.arrow import ArrowFile, RowGroupIndex
 from penstock.tables.lru import LruCache
@@ -173,9 +174,9 @@ class RowGroups(FilesSource):
         plain = [column for column in plain if column not in self._nulls]
         rest = [column for column in range(len(self.schema)) if column not in plain]
         found: dict[int, Any] = {column: self._empty(column, len(at.rows), room) for column in plain}
-        parts, groups = [], grouped(at.pieces)
-        for where in groups:
-            piece, local = self._piece(int(at.pieces[where[0]])), at.local[where]
+        parts, places_of = [], dict(groups(at.pieces))
+        for number, where in places_of.items():
+            piece, local = self._piece(number), at.local[where]
             places, rows = where.tolist(), local.tolist()
             for column in plain:
                 view, out, kind = piece.view(column), found[column], self._plain[column]
@@ -191,7 +192,7 @@ class RowGroups(FilesSource):
             if rest:
                 parts.append(piece.batch.select(rest).take(as_arrow(local)))
         if rest:
-            found |= zip(rest, reordered(parts, groups, self._too_much).columns, strict=True)
+            found |= zip(rest, reordered(parts, [*places_of.values()], self._too_much).columns, strict=True)
         return found
 
     def _fill(
@@ -215,16 +216,16 @@ class RowGroups(FilesSource):
         Consecutive rows of mapped files are sliced. Decoded row groups are processed one by one.
         """
         rows, pieces, local, _ = at
-        groups = grouped(pieces)
+        places_of = dict(groups(pieces))
         if at.in_place:
-            held = {piece: self._batch(piece).select(columns) for piece in pieces[[g[0] for g in groups]].tolist()}
+            held = {piece: self._batch(piece).select(columns) for piece in places_of}
             cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(pieces) != 0)) + 1
             if len(cuts) < _RUNS * len(held) or not all(map(_is_light, held.values())):
                 begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [len(rows)]])
                 spans = zip(pieces[begins].tolist(), local[begins].tolist(), (ends - begins).tolist(), strict=True)
                 return as_batch([held[piece].slice(begin, count) for piece, begin, count in spans], self._too_much)
-        parts = [self._batch(int(pieces[g[0]])).select(columns).take(as_arrow(local[g])) for g in groups]
-        return reordered(parts, groups, self._too_much)
+        parts = [self._batch(piece).select(columns).take(as_arrow(local[g])) for piece, g in places_of.items()]
+        return reordered(parts, [*places_of.values()], self._too_much)
 
     def _too_much(self, why: str) -> DataFileError:
         return DataFileError(f"{self.maps.in_words()}: {why}")
