@@ -26,15 +26,7 @@ from penstock.plan.cursor import Cursor, State, checked_epoch, pack, read_int, r
 from penstock.plan.reader import Bookmark, Draws, Plan
 from penstock.plan.shared import SharedEpoch
 
-__all__ = [
-    "EpochStart",
-    "ResumableDataset",
-    "Stream",
-    "StreamPlan",
-    "StreamStart",
-    "UserEpochs",
-    "is_opened",
-]
+__all__ = ["EpochStart", "ResumableDataset", "Stream", "StreamPlan", "StreamStart", "UserEpochs", "is_opened"]
 
 
 class Stream(Iterator[Any]):

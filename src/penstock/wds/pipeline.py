@@ -31,12 +31,12 @@ from typing import Any, NamedTuple, Self, TypeVar
 from torch.utils.data import IterableDataset
 
 from penstock import distributed
-from penstock.datasets.mixture_stream import EpochDataset, EpochStream
 from penstock.distributed import Worker, World
 from penstock.errors import ConfigError, StateError, escaped
 from penstock.hashing import derive_key, mix
 from penstock.order import ORDER_VERSION
 from penstock.plan.cursor import State, check_state, read_int
+from penstock.plan.epoch_stream import EpochDataset, EpochStream
 from penstock.plan.source_stream import SourceStream, check_pass, drop, keeps_position, loads_stream
 from penstock.plan.stream import ResumableDataset, Stream, StreamStart
 from penstock.wds import utils
