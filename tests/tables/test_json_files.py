@@ -280,14 +280,20 @@ def test_an_index_that_is_damaged_or_lost_is_made_again(tmp_path: Path, monkeypa
         assert (index.read_bytes(), copy.read_bytes()) == sound
 
 
-def start(path: Path, answers: Any = None) -> Any:
-    """Begin to open a file in another process, which puts the number of rows and the last of them into a queue."""
-    process = multiprocessing.get_context("fork").Process(target=_open, args=(path, answers), daemon=True)
+def start(path: Path, answers: Any = None, gate: tuple[int, int] | None = None) -> Any:
+    """Begin to open a file in another process, which puts the number of rows and the last of them into a queue.
+
+    With a pipe, it begins when this process closes the end to write to.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_open, args=(path, answers, gate), daemon=True)
     process.start()
     return process
 
 
-def _open(path: Path, answers: Any) -> None:
+def _open(path: Path, answers: Any, gate: tuple[int, int] | None) -> None:
+    if gate is not None:
+        os.close(gate[1])
+        os.read(gate[0], 1)
     table = ps.JsonFiles(path)
     if answers is not None:
         answers.put((len(table), table[-1]["number"]))
@@ -304,7 +310,10 @@ def test_killed_while_indexing(tmp_path: Path, kind: str) -> None:
     number = 0
     while number < 6 or not killed:
         assert number < 100, "it was always done before"
-        victim, other = start(path), start(path, answers)
+        # Both begin together: a fork of a large process takes longer than an index of plain text.
+        gate = os.pipe()
+        victim, other = start(path, gate=gate), start(path, answers, gate)
+        os.close(gate[1])
         # At once for the first time: on a fast machine all is done soon. On a busy one that takes several times.
         time.sleep(random.random() * 0.01 * (number % 6))
         number += 1
@@ -312,6 +321,7 @@ def test_killed_while_indexing(tmp_path: Path, kind: str) -> None:
         victim.join(30)
         killed += victim.exitcode == -signal.SIGKILL
         other.join(30)
+        os.close(gate[0])
         assert answers.get() == (count, count - 1)
         assert ps.JsonFiles(path).records([-7, 5]) == [sample(count - 7), sample(5)]
         for left in (cache_root() / "lines").iterdir():
