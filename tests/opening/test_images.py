@@ -61,6 +61,11 @@ def source_of(kind: str, path: Path) -> tuple[Any, dict[str, Any]]:
     if kind == "mds":
         samples = [{"image": picture(i), "label": i % 3, "number": i} for i in range(COUNT)]
         return write_mds(path / "mds", {"image": "png", "label": "int", "number": "int"}, samples), {}
+    if kind == "arrays":
+        pixels = np.arange(0, 10 * COUNT, 10, np.uint8).reshape(COUNT, 1, 1, 1)
+        np.save(path / "pixels.npy", np.broadcast_to(pixels, (COUNT, 12, 16, 3)))
+        np.save(path / "classes.npy", np.arange(COUNT) % 3)
+        return path / "pixels.npy", {"labels": path / "classes.npy"}
     said = {"info": {"features": {"img": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": NAMES}}}}
     images = pa.array([{"bytes": picture(i), "path": None} for i in range(COUNT)])
     table = pa.table({"img": images, "label": [i % 3 for i in range(COUNT)]})
@@ -70,7 +75,7 @@ def source_of(kind: str, path: Path) -> tuple[Any, dict[str, Any]]:
     return path / "t.arrow", {"split": None}
 
 
-KINDS = ["folder", "manifest", "shards", "mds", "table"]
+KINDS = ["folder", "manifest", "shards", "mds", "table", "arrays"]
 
 
 def values(batches: Any) -> list[list[int]]:

@@ -83,8 +83,6 @@ def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, d
         ps.open(images, preload=True)
     with pytest.raises(ConfigError, match=r"load=penstock\.LoadImage"):
         ps.open(sources["compressed shards"][0], size=8)
-    with pytest.raises(ConfigError, match=r"penstock\.ArrayDataset\(\[\.\.\.\]\), size=\.\.\.\); they take"):
-        ps.open([sources["arrays"][0]] * 2, size=8)
     with pytest.raises(ConfigError, match="load= and size= both define how images are decoded"):
         ps.open(images, size=8, load=len)
     with pytest.raises(ConfigError, match="samples of shards have keys"):
@@ -103,12 +101,3 @@ def test_messages_say_which_kind_takes_an_option(sources: dict[str, tuple[Any, d
 def test_a_transform_that_is_none_is_named(sources: dict[str, tuple[Any, dict[str, Any]]]) -> None:
     with pytest.raises(ConfigError, match="a transform is a list of steps, or one step"):
         ps.open(sources["a folder of images"][0], transform=3)  # type: ignore[call-overload]
-
-
-def test_the_code_in_the_message_about_images_in_arrays(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((2, 8, 8, 3), np.uint8))
-    with pytest.raises(ConfigError, match="do not take size=: if they are pixels, use penstock") as caught:
-        ps.open(tmp_path / "x.npy", size=4)
-    code = str(caught.value).partition(", use ")[2].partition("; they take")[0]
-    images = eval(code.replace("...", "4"), {"penstock": ps})
-    assert images[0].shape == (3, 4, 4)

@@ -11,6 +11,7 @@ penstock.open("train-*.parquet")                  TableDataset     tables withou
 penstock.open("rows.csv")                         TableDataset     CSV and TSV without columns path and label
 penstock.open("part-*.jsonl.zst")                 TableDataset     JSON lines with any keys, plain, .zst or .gz
 penstock.open("features-*.npy")                   ArrayDataset     rows of memory-mapped NumPy files
+penstock.open("pixels.npy", transform=[...])      ImageDataset     pixels of images of one size in NumPy files
 penstock.open("data/arrays")                      RankDataset      a folder with one NumPy file per sample
 penstock.open("tokens-*.bin", dtype="uint16", sequence_length=2048)             TokenDataset; also .npy
 penstock.open("tokens")                           DocumentDataset  a folder that `penstock tokenize` wrote

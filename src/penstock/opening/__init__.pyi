@@ -142,7 +142,7 @@ def open(
     cache_bytes: int | None = ..., cache_dir: Any = ..., classes: Sequence[str] | None = ..., columns: Any = ...,
     comment: str | None = ..., copy: bool = ..., exclude: Any = ..., flip: bool = ..., format: Format = ...,
     group: int | None = ..., header: Header = ..., images_from: str | os.PathLike[str] | None = ...,
-    index: str | os.PathLike[str] | bool | None = ..., label: str | None = ...,
+    index: str | os.PathLike[str] | bool | None = ..., label: str | None = ..., labels: Urls | None = ...,
     locality: Literal['none', 'node'] = ..., max_pixels: int = ..., mesh: dist.device_mesh.DeviceMesh | None = ...,
     mini_epochs: int = ..., process_group: dist.ProcessGroup | None = ..., progress: bool | None = ...,
     rank: int | None = ..., remainder: Literal['pad', 'drop', 'uneven'] = ..., root: Name | None = ...,

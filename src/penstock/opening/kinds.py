@@ -55,7 +55,7 @@ DATASETS = {
     "videos": "VideoDataset",
 }
 """The class of `penstock` for each kind of source."""
-OF_IMAGES = ("a folder of images", "manifests", "shards", "MDS folders", "tables")
+OF_IMAGES = ("a folder of images", "manifests", "shards", "MDS folders", "tables", "arrays")
 """The kinds of source that can contain images. With any of `image_options`, they become an `ImageDataset`."""
 
 _TAR = (".tar",)
@@ -456,20 +456,17 @@ def check_options(found: SourceKind, options: Mapping[str, Any]) -> None:
         if name == "preload":
             raise ConfigError(f"{found}: {NO_PRELOAD}")
         if name not in accepted:
-            raise ConfigError(f"{found}: {_phrase(kind)} do not take {name}=: {_suggestions(found, name, accepted)}")
+            raise ConfigError(f"{found}: {_phrase(kind)} do not take {name}=: {_suggestions(kind, name, accepted)}")
         check_option(name, value, accepted[name])
 
 
-def _suggestions(found: SourceKind, name: str, accepted: Mapping[str, Any]) -> str:
+def _suggestions(kind: str, name: str, accepted: Mapping[str, Any]) -> str:
     """Return suggestions for an option that a source does not take, and the options that it takes."""
     from torch.utils.data import DataLoader
 
-    hints, decodes = [], name in image_options().keys() - {"index"}
-    if decodes and found.kind == "compressed shards":
+    hints = []
+    if name in image_options().keys() - {"index"} and kind == "compressed shards":
         hints.append(f"they are a stream: give load=penstock.LoadImage({name}=...)")
-    elif decodes and found.kind == "arrays":
-        files = repr(str(found)) if len(found.names) == 1 else "[...]"
-        hints.append(f"if they are pixels, use penstock.ImageDataset(penstock.ArrayDataset({files}), {name}=...)")
     elif name in image_options():
         hints.append(f"it is for {_listing(map(_phrase, OF_IMAGES))}")
     elif others := [_phrase(other) for other in DATASETS if name in options_of(other)]:
