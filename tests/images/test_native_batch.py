@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import cv2
@@ -21,6 +22,7 @@ from penstock.random import generator_from_key
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="penstock.images._jpeg was not built")
 
 FENCE = 64
+PLANS = np.array([((0, 0, 24, 16), (2, 1, 12, 8), (24, 16), (0, 0))] * 6, native.PLAN)
 KINDS = (np.uint8, np.int16, np.float32, np.float64)
 
 
@@ -99,7 +101,7 @@ def batch(count: int = 3) -> dict[str, Any]:
     """Arguments that are right, of files of 24 x 16 pixels."""
     return {
         "sources": [jpeg(noise(16, 24, i)) for i in range(count)],
-        "plans": np.array([((0, 0, 24, 16), (2, 1, 12, 8), (24, 16), (0, 0))] * count, native.PLAN),
+        "plans": PLANS[:1].repeat(count),
         "out": np.full((count, 8, 12, 3), 77, np.float32),
         "fill": np.zeros(3, np.float32),
         "table": np.zeros((3, 256), np.float32),
@@ -146,11 +148,13 @@ class TestRefused:
             ("sources", np.zeros((3, 16, 24, 3), np.uint16)),
             ("sources", np.zeros((3, 16, 23, 3), np.uint8)),  # smaller than its box
             ("sources", b"123"),
-            ("plans", np.zeros(2, native.PLAN)),
-            ("plans", np.zeros((3, 1), native.PLAN)),
-            ("plans", np.zeros(6, native.PLAN)[::2]),
-            ("plans", np.zeros(3, native.PLAN.newbyteorder())),
-            ("plans", np.zeros((3, 4))),
+            ("plans", PLANS[:2]),
+            ("plans", PLANS[:3, None]),
+            ("plans", PLANS[::2]),
+            ("plans", PLANS[:3].astype(native.PLAN.newbyteorder())),
+            ("plans", PLANS[:3].view(np.uint64)),
+            ("plans", PLANS[:3].tolist()),
+            ("plans", None),
             ("out", np.zeros((3, 8, 12, 2), np.float32)),
             ("out", np.zeros((3, 8, 12), np.float32)),
             ("out", np.zeros((3, 8, 12, 3), np.float64)),
@@ -263,17 +267,18 @@ def test_buffers_that_another_thread_changes() -> None:
 
     thread = threading.Thread(target=change)
     thread.start()
-    refused = 0
+    drawn = 0
     try:
-        for _ in range(2000):
-            try:
+        for _ in range(20_000):  # many of them, if the other thread pauses between its two changes
+            with suppress(ValueError):  # out of range
                 draw(arguments)
-            except ValueError:  # out of range
-                refused += 1
+                drawn += 1
+            if drawn == 2000:
+                break
     finally:
         stop.set()
         thread.join()
-    assert refused < 2000
+    assert drawn
 
 
 EDGES = (0.0, -0.0, 1e-320, 0.5, 15.999999, 16, 23.5, 24, 24.000001, 65535.9, 65536, 2.0**31, 2.0**63, 1e308, -1.0)
@@ -373,3 +378,15 @@ class TestUniform:
         keys = np.random.default_rng(0).integers(0, 1 << 64, 2000, np.uint64)
         expected = [generator_from_key(int(key)).random(20) for key in keys]
         assert np.array_equal(native.uniform(keys, 20), expected)
+
+    @pytest.mark.parametrize(
+        "keys", [np.zeros(3, np.int32), np.zeros(3, np.int64), np.zeros((3, 1), np.uint64), np.zeros(3, ">u8")]
+    )
+    def test_refused(self, keys: Any) -> None:
+        with pytest.raises(ValueError, match="keys must be uint64"):
+            native.uniform(keys, 2)
+
+    @pytest.mark.parametrize("count", [-1, -(2**61), 2**59, 2**60, 2**61, 2**62, 2**63 - 1])
+    def test_counts_out_of_range(self, count: int) -> None:
+        with pytest.raises((ValueError, MemoryError)):
+            native.uniform(np.zeros(2, np.uint64), count)

@@ -96,7 +96,7 @@ def draw(
         channels = sources.shape[3]
     else:
         width, height = native.sizes_of(sources).T
-    batch = Batch(width, height, native.uniform(keys, transform.draws), channels)
+    batch = Batch(width, height, native.uniform(np.array(keys, np.uint64), transform.draws), channels)
     transform.plan(batch)
     spent("augment", clock() - start)
     return batch.draw(sources, out, load.max_pixels)

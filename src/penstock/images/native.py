@@ -215,8 +215,8 @@ def draw_batch(
     Raises `ValueError` for arrays whose shapes or types do not match, and for numbers out of range, before anything is
     written.
     """
-    if plans.dtype != PLAN:
-        raise ValueError(f"plans must have the dtype {PLAN}, not {plans.dtype}")
+    if getattr(plans, "dtype", None) != PLAN:
+        raise ValueError(f"plans must be an array of native.PLAN, not {plans!r:.80}")
     how = table, interpolation == "bicubic", antialias, planar, _limit(max_pixels), True
     states, spent = _jpeg.draw_batch(sources, out, plans, fill, *how)
     return states, spent / 1e9
@@ -227,12 +227,15 @@ def sizes_of(sources: Sequence[Data]) -> npt.NDArray[np.int32]:
     return np.ndarray((len(sources), 2), np.int32, _jpeg.sizes(sources))
 
 
-def uniform(keys: Sequence[int], count: int) -> npt.NDArray[np.float64]:
+def uniform(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float64]:
     """Return (n, count) random numbers in [0, 1): row i is ``generator_from_key(keys[i]).random(count)``, bit for bit.
 
-    See `penstock.random.generator_from_key`. A row of six numbers takes 25 ns.
+    See `penstock.random.generator_from_key`. A row of six numbers takes 25 ns. Raises `ValueError` for keys that are
+    not uint64 (n,).
     """
-    return np.ndarray((len(keys), count), np.float64, _jpeg.uniform(np.array(keys, np.uint64), count))
+    if keys.dtype != np.uint64 or keys.ndim != 1:
+        raise ValueError(f"keys must be uint64 (n,), not {keys.dtype} {keys.shape}")
+    return np.ndarray((len(keys), count), np.float64, _jpeg.uniform(keys, count))
 
 
 def entries_of(data: Data, *, step: int = 8) -> bytes | None:

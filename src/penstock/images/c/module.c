@@ -227,6 +227,7 @@ typedef struct {
     int32_t inside[4], size[2];
     uint8_t flips[2], padding[6];
 } image_plan;
+_Static_assert(sizeof(image_plan) == 64, "native.PLAN has items of 64 bytes");
 
 /* Whether `count` sources and the arrays go together: shapes, sizes of items and strides. `whole` and `stride` are set
  * to what says where the results are. */
@@ -365,8 +366,12 @@ static PyObject *uniform(PyObject *Py_UNUSED(module), PyObject *args)
     Py_ssize_t columns;
     if (!PyArg_ParseTuple(args, "y*n", &keys, &columns))
         return NULL;
-    const Py_ssize_t rows = keys.len / (Py_ssize_t)sizeof(uint64_t), row_bytes = columns * (Py_ssize_t)sizeof(double);
-    PyObject *result = PyByteArray_FromStringAndSize(NULL, rows * row_bytes);
+    const Py_ssize_t rows = keys.len / (Py_ssize_t)sizeof(uint64_t), item = (Py_ssize_t)sizeof(double);
+    PyObject *result = NULL;
+    if (columns < 0 || columns > PY_SSIZE_T_MAX / item / (rows + 1))
+        PyErr_SetString(PyExc_ValueError, "the number of random numbers is out of range");
+    else
+        result = PyByteArray_FromStringAndSize(NULL, rows * columns * item);
     for (Py_ssize_t i = 0; result && i < rows; i++) {
         uint64_t key;
         memcpy(&key, (const uint64_t *)keys.buf + i, sizeof key);

@@ -66,17 +66,18 @@ class Batch:
         self.channels = channels
         self.declined: Chosen = width == 0
         self.size: Pairs = np.maximum(np.array([width, height], np.int64), 1)
-        self._stored = self.size
         self.resized: Chosen = np.zeros(len(width), bool)
         self.conversion: Conversion | None = None
         self._numbers = numbers
         self._drawn: int | npt.NDArray[np.int64] = 0  # of the numbers, by all images or by each
+        self._plans = np.zeros(len(width), native.PLAN)
+        self._plans["size"] = self.size.T
         # As in `View`: the box that is drawn, from left and top to right and bottom, and its flips.
         self._from, self._to = np.zeros(self.size.shape), self.size.astype(np.float64)
         self._flips: Pairs = np.zeros(self.size.shape, bool)
         self._filter: tuple[Filter, bool] | None = None
-        # Pixels of the border at left and top, and at right and bottom.
-        self._before, self._after = np.zeros_like(self.size), np.zeros_like(self.size)
+        # Pixels of the border at left and top, and at right and bottom; None if no image has a border.
+        self._border: tuple[Pairs, Pairs] | None = None
         self._bordered: Chosen = self.resized
         self._fill: Fill = 0
 
@@ -131,15 +132,18 @@ class Batch:
         unplanned = self.resized | (inner < 1).any(axis=0)
         # `apply` raises the error, which then names the image.
         wrong = isinstance(fill, tuple) and len(fill) != self.channels
-        if not constant or wrong or (self._bordered.any() and self._fill != fill):
+        if not constant or wrong or (self._border is not None and self._fill != fill):
             unplanned = outside
         self.decline(outside & unplanned)
         self.crop(chosen, np.maximum(0, start), inner)
         outside = outside & ~self.declined
         if not outside.any():
             return
-        self._before, self._after = np.where(outside, before, self._before), np.where(outside, after, self._after)
-        self._fill = fill
+        if self._border is not None:
+            before, after = (np.where(outside, *both) for both in zip((before, after), self._border, strict=True))
+        else:
+            before, after = before * outside, after * outside
+        self._border, self._fill = (before, after), fill
         self._bordered = self._bordered | outside
         self.size = np.where(outside, size, self.size)
 
@@ -160,8 +164,9 @@ class Batch:
         """Mirror images left to right, or upside down."""
         axis = int(upside_down)
         self._flips[axis] ^= chosen
-        before, after = self._before[axis], self._after[axis]
-        before[chosen], after[chosen] = after[chosen], before[chosen]
+        if self._border is not None:
+            before, after = (side[axis] for side in self._border)
+            before[chosen], after[chosen] = after[chosen], before[chosen]
 
     def draw(self, sources: list[bytes] | npt.NDArray[np.uint8], out: torch.Tensor, max_pixels: int) -> Chosen:
         """Draw all images into rows of `out`, which has their layout in memory; return which of them were drawn.
@@ -176,14 +181,12 @@ class Batch:
         if out.dtype is not conversion.dtype or out.shape[3 if conversion.channels_last else 1] != self.channels:
             return np.zeros(len(out), bool)
         self.decline((self.size != pair(height, width)).any(axis=0))
-        declined, bits = self.declined, as_bits(out)
-        plans = np.zeros(len(declined), native.PLAN)
-        plans["box"] = np.concatenate([self._from, self._to]).T
-        plans["flips"] = self._flips.T
-        plans["inside"] = np.concatenate([self._before, self.size - self._after]).T
-        plans["size"] = self._stored.T
-        fill = None
-        if self._bordered.any():
+        declined, plans, bits, fill = self.declined, self._plans, as_bits(out), None
+        plans["box"][:, :2], plans["box"][:, 2:], plans["flips"] = self._from.T, self._to.T, self._flips.T
+        plans["inside"] = 0, 0, width, height
+        if self._border is not None:
+            before, after = self._border
+            plans["inside"] = np.concatenate([before, self.size - after]).T
             fill = np.empty(self.channels, bits.dtype)
             fill[:] = fill_bits(self._fill, conversion, self.channels).reshape(-1)
         if declined.any():
