@@ -178,7 +178,7 @@ def groups(numbers: Indices) -> Iterator[tuple[int, Indices]]:
     if not len(numbers):
         return
     places = np.arange(len(numbers))
-    if (numbers != numbers[0]).any():
+    if (numbers[1:] < numbers[:-1]).any():
         places = np.argsort(numbers, kind="stable")
         numbers = numbers[places]
     cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
