@@ -401,7 +401,7 @@ class TestArguments:
         with pytest.raises(ConfigError, match="nothing to serve"):
             Server({})
 
-    @pytest.mark.parametrize("name", ["", "a\nb", "x" * 300])
+    @pytest.mark.parametrize("name", ["", "a\nb", "x" * 300, "(cache)"])
     def test_names(self, manifest: Manifest, name: str) -> None:
         with pytest.raises(ConfigError, match="dataset name"):
             Server({name: manifest})

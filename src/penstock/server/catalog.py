@@ -23,6 +23,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, PenstockError, ServerChangedError, TicketError, UnknownDataSetError
 from penstock.manifest import Manifest
 from penstock.order.permutation import Indices
+from penstock.server.copies import CACHE
 from penstock.server.protocol import decode_key, encode_key
 from penstock.server.wire_format import KEY, describe
 
@@ -79,6 +80,8 @@ class Catalog:
         self._lock = threading.Lock()
         self._versions: dict[str, tuple[Version, ...]] = {}
         for name, source in manifests.items():
+            if name == CACHE:
+                raise ConfigError(f"{name!r} is the dataset name of a server's cache: choose another one")
             try:
                 decode_key(encode_key(name, None))
             except TicketError as error:

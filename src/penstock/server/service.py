@@ -308,8 +308,10 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                     with self.streams:
                         numbers = decode_rows(request, version.rows)
                         if len(numbers) > self._limits.page_rows:
-                            most = self._limits.page_rows
-                            raise ServerLimitError(f"{len(numbers)} rows were requested at once, the limit is {most}")
+                            raise ServerLimitError(
+                                f"{len(numbers)} rows were requested at once, but this server allows "
+                                f"{self._limits.page_rows}"
+                            )
                         self._send(version, numbers, writer)
 
     def _send(self, version: Version | Copy, numbers: Indices, writer: Any) -> None:
