@@ -266,7 +266,7 @@ def test_a_forked_child_that_drops_its_writer_leaves_the_shard_alone(tmp_path: P
 def test_a_device_is_not_replaced_by_a_shard(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tar")
     for other in (tmp_path / "pipe.tar", tmp_path):
-        advice = "it is a folder, device or pipe; choose another name, or a file in it"
+        advice = "a folder, device or pipe of this name exists: move it, or choose another name"
         with pytest.raises(ShardIOError, match=f"cannot write {re.escape(str(other))}: {advice}"):
             TarWriter(other)
     assert (tmp_path / "pipe.tar").is_fifo()

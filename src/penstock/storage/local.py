@@ -90,7 +90,8 @@ def write_atomically(path: str | os.PathLike[str], *, if_absent: bool = False, s
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is a folder, device or pipe; choose another name, or a file in it", str(path))
+        what = "a folder, device or pipe of this name exists: move it, or choose another name"
+        raise OSError(errno.EINVAL, what, str(path))
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         remove_abandoned(left)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
