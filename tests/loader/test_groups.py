@@ -248,7 +248,7 @@ def test_batches_that_are_little_work_are_made_by_one_thread_of_a_worker() -> No
     by_main = [bool(batch.any()) for batch in loader]
     assert not any(by_main[:64])
     # On a busy machine some of the 4,000 take longer. After each of these, threads make the next 64.
-    assert sum(by_main) > 1000
+    assert sum(by_main) > 2000
     assert not any(by_main[-30:])
 
 
